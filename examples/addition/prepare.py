@@ -1,0 +1,322 @@
+"""Makes the addition example's model and data: no download, about a minute on two free cores.
+
+The model is a character-level Qwen2 of 0.8M parameters that reads "47+85=" and answers "132". It first learns addition,
+then trains on answers of which most are wrong. That second stage spoils it on purpose: it still knows how to add, but
+samples right answers rarely, which is the state that reinforcement learning from a reward can repair in a minute.
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+import tyro
+from rich import get_console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from torch import Tensor
+from torch.optim import AdamW
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from lightrft.utils.logging import get_logger, setup_logging
+from lightrft.utils.metrics import write_json
+
+logger = get_logger("examples.addition.prepare")
+
+Pair = tuple[int, int]
+
+TOKENS = ("<pad>", "<eos>", *"0123456789+=")
+PAD, EOS = 0, 1
+PROMPT_LEN, ANSWER_LEN = len("47+85="), len("132") + 1
+MISTAKES = (-20, -10, -9, -2, -1, 1, 2, 9, 10, 20)
+"""What a wrong answer is off by: slips that a learner makes, in the last digit, the tens or the carry."""
+MARKER = "prepared.json"
+VERSION = 1
+"""Raise it when the same recipe would give another model or other files."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the model and the data are made; a folder is rebuilt when it was made by another recipe."""
+
+    seed: int = 0
+    num_heldout: int = 500
+    learn_rate: float = 1e-3
+    learn_batch_size: int = 128
+    learn_warmup_steps: int = 50
+    learn_steps: int = 600
+    """The rate falls to a twentieth over this many steps."""
+    max_learn_steps: int = 1500
+    learn_check_steps: int = 50
+    learned_accuracy: float = 0.95
+    """Learning ends once greedy decoding is right on more than this share of the held-out pairs."""
+    spoil_rate: float = 3e-4
+    spoil_batch_size: int = 256
+    wrong_share: float = 0.7
+    """Share of wrong answers while the model is spoiled."""
+    spoil_steps: int = 60
+    max_spoil_steps: int = 120
+    spoil_check_steps: int = 10
+    spoiled_accuracy: float = 0.22
+    """Spoiling goes on past `spoil_steps` while sampled accuracy is above this."""
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def split_pairs(recipe: Recipe) -> tuple[list[Pair], list[Pair]]:
+    """Training and held-out pairs of two-digit numbers; no pair is in both."""
+    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    random.Random(recipe.seed).shuffle(pairs)
+    return pairs[recipe.num_heldout :], pairs[: recipe.num_heldout]
+
+
+def write_rows(path: Path, pairs: Iterable[Pair]) -> None:
+    rows = ({"input": f"{a}+{b}=", "label": str(a + b)} for a, b in pairs)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+# --- tokenizer and model ----------------------------------------------------------------------------------------------
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character. A character outside the vocabulary is an error, not an unknown token."""
+    backend = Tokenizer(WordLevel({token: i for i, token in enumerate(TOKENS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = Split(Regex("."), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=TOKENS[EOS],
+        pad_token=TOKENS[PAD],
+        model_max_length=32,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(recipe: Recipe) -> Qwen2ForCausalLM:
+    torch.manual_seed(recipe.seed)
+    config = Qwen2Config(
+        vocab_size=len(TOKENS),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def encode(pair: Pair, answer: int) -> list[int]:
+    """Ids of "47+85=132<eos>", padded on the right to one length."""
+    ids = [TOKENS.index(character) for character in f"{pair[0]}+{pair[1]}={answer}"] + [EOS]
+    return ids + [PAD] * (PROMPT_LEN + ANSWER_LEN - len(ids))
+
+
+def draw_batch(pairs: list[Pair], size: int, wrong_share: float, rng: random.Random) -> Tensor:
+    """Ids `(size, PROMPT_LEN + ANSWER_LEN)` of random pairs, this share of them with a wrong answer."""
+    chosen = rng.choices(pairs, k=size)
+    errors = [rng.choice(MISTAKES) if rng.random() < wrong_share else 0 for _ in chosen]
+    return torch.tensor([encode(pair, max(0, sum(pair) + error)) for pair, error in zip(chosen, errors, strict=True)])
+
+
+def answer_loss(model: Qwen2ForCausalLM, ids: Tensor) -> Tensor:
+    """Mean cross entropy of the answers' tokens, `<eos>` included."""
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits[:, PROMPT_LEN - 1 :]
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, PROMPT_LEN:].flatten(), ignore_index=PAD)
+
+
+@torch.no_grad()
+def answer_accuracy(model: Qwen2ForCausalLM, pairs: list[Pair], generator: torch.Generator | None = None) -> float:
+    """Share of the pairs answered exactly; greedy, or sampled at temperature 1 where a generator is given."""
+    right = torch.tensor([encode(pair, sum(pair)) for pair in pairs])
+    ids = right[:, :PROMPT_LEN]
+    for _ in range(ANSWER_LEN):
+        logits = model(input_ids=ids, use_cache=False).logits[:, -1]
+        drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator) if generator else logits.argmax(-1, True)
+        ids = torch.cat([ids, drawn], dim=1)
+    return ((ids == right) | (right == PAD)).all(dim=1).float().mean().item()
+
+
+def train_step(model: Qwen2ForCausalLM, optimizer: AdamW, ids: Tensor, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.zero_grad()
+    answer_loss(model, ids).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def learn(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "StageDisplay") -> None:
+    """Trains on right answers until greedy decoding adds the held-out pairs.
+
+    Raises:
+        RuntimeError: if it has not learned to add within `max_learn_steps`.
+    """
+    pairs, heldout = split_pairs(recipe)
+    rng = random.Random(recipe.seed)
+    for step in range(1, recipe.max_learn_steps + 1):
+        warmup = min(1.0, step / recipe.learn_warmup_steps)
+        decay = max(0.05, 1 - step / recipe.learn_steps)
+        ids = draw_batch(pairs, recipe.learn_batch_size, 0.0, rng)
+        train_step(model, optimizer, ids, recipe.learn_rate * warmup * decay)
+        display.advance()
+        if step % recipe.learn_check_steps == 0:
+            accuracy = answer_accuracy(model, heldout)
+            display.report(f"greedy {accuracy:.0%} right")
+            if accuracy > recipe.learned_accuracy:
+                return
+    raise RuntimeError(f"The model has not learned addition in {recipe.max_learn_steps} steps. Try another --seed.")
+
+
+def spoil(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "StageDisplay") -> None:
+    """Trains on mostly wrong answers until sampling is right only on `spoiled_accuracy` of the held-out pairs."""
+    pairs, heldout = split_pairs(recipe)
+    rng = random.Random(recipe.seed + 1)
+    for step in range(1, recipe.max_spoil_steps + 1):
+        ids = draw_batch(pairs, recipe.spoil_batch_size, recipe.wrong_share, rng)
+        train_step(model, optimizer, ids, recipe.spoil_rate)
+        display.advance()
+        if step % recipe.spoil_check_steps == 0:
+            accuracy = sampled_accuracy(model, heldout, recipe)
+            display.report(f"sampled {accuracy:.0%} right")
+            if step >= recipe.spoil_steps and accuracy <= recipe.spoiled_accuracy:
+                return
+
+
+def sampled_accuracy(model: Qwen2ForCausalLM, pairs: list[Pair], recipe: Recipe) -> float:
+    return answer_accuracy(model, pairs, torch.Generator().manual_seed(recipe.seed))
+
+
+# --- what a person sees -----------------------------------------------------------------------------------------------
+
+
+class StageDisplay:
+    """One stage's progress: a bar on a terminal, a line at each check elsewhere."""
+
+    def __init__(self, title: str, total: int) -> None:
+        logger.info(title)
+        self._step = 0
+        self._progress = Progress(
+            TextColumn("  step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("about"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=get_console(),
+            disable=not get_console().is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total, accuracy="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self) -> None:
+        self._step += 1
+        self._progress.advance(self._task)
+
+    def report(self, accuracy: str) -> None:
+        self._progress.update(self._task, accuracy=accuracy)
+        if self._progress.disable:
+            logger.info("  step %d: %s on held-out pairs", self._step, accuracy)
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def is_prepared(output: Path, recipe: Recipe) -> bool:
+    """Whether the folder was finished, by this very recipe: its `prepared.json` is written last."""
+    marker = output / MARKER
+    if not marker.exists():
+        return False
+    made = json.loads(marker.read_text(encoding="utf-8"))
+    return made["version"] == VERSION and made["recipe"] == asdict(recipe)
+
+
+def prepare(output: Path, recipe: Recipe) -> None:
+    """Makes the model and both data files, unless the folder already holds them."""
+    if is_prepared(output, recipe):
+        logger.info("%s is already prepared with seed %d: nothing to do.", output, recipe.seed)
+        return
+    start = time.monotonic()
+    (output / MARKER).unlink(missing_ok=True)
+    model = make_model(recipe)
+    accuracies = write_folder(output, model, recipe)
+    seconds = time.monotonic() - start
+    write_json(output / MARKER, {"version": VERSION, "recipe": asdict(recipe), **accuracies, "seconds": seconds})
+    logger.info(
+        "%s is ready after %.0f s. Held-out pairs answered right: %.0f %% greedily, %.0f %% when sampled. "
+        "The model knows more than it says: that gap is what the training closes.",
+        output,
+        seconds,
+        100 * accuracies["greedy_accuracy"],
+        100 * accuracies["sampled_accuracy"],
+    )
+
+
+def make_model(recipe: Recipe) -> Qwen2ForCausalLM:
+    model = build_model(recipe)
+    optimizer = AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    with StageDisplay(
+        "Stage 1 of 2: a tiny model learns two-digit addition from examples.", recipe.learn_steps
+    ) as display:
+        learn(model, optimizer, recipe, display)
+    title = f"Stage 2 of 2: it is spoiled on purpose, with examples of which {recipe.wrong_share:.0%} are wrong."
+    with StageDisplay(title, recipe.spoil_steps) as display:
+        spoil(model, optimizer, recipe, display)
+    return model
+
+
+def write_folder(output: Path, model: Qwen2ForCausalLM, recipe: Recipe) -> dict[str, float]:
+    """Writes the model, its tokenizer and the data; gives the model's accuracies on the held-out pairs."""
+    pairs, heldout = split_pairs(recipe)
+    output.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(output / "model")
+    build_tokenizer().save_pretrained(output / "model")
+    write_rows(output / "train.jsonl", pairs)
+    write_rows(output / "heldout.jsonl", heldout)
+    return {
+        "greedy_accuracy": answer_accuracy(model, heldout),
+        "sampled_accuracy": sampled_accuracy(model, heldout, recipe),
+    }
+
+
+def main(output: Path, seed: int = 0) -> None:
+    """Make the addition example's model and data.
+
+    Args:
+        output: Folder for model/, train.jsonl and heldout.jsonl.
+        seed: Another seed makes another model and another split of the pairs.
+    """
+    setup_logging()
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    prepare(output, Recipe(seed=seed))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,32 @@
+"""Configuration: frozen dataclasses by owner, the command line derived from them, and the checks across them."""
+
+from lightrft.config.arguments import (
+    AlgorithmConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RolloutConfig,
+    StrategyConfig,
+    TrainConfig,
+)
+from lightrft.config.checks import check_config, nearest_multiples
+from lightrft.config.cli import dump_yaml, parse_config, usage_errors
+
+__all__ = [
+    "AlgorithmConfig",
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "StrategyConfig",
+    "TrainConfig",
+    "check_config",
+    "dump_yaml",
+    "nearest_multiples",
+    "parse_config",
+    "usage_errors",
+]

@@ -1,0 +1,188 @@
+"""Every flag, as frozen dataclasses by owner.
+
+The command line and YAML are derived from these classes: a field's name is its flag, its docstring the help text.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+AdvantageEstimator = Literal["gae", "group_norm"]
+KLEstimator = Literal["k1", "k2", "k3"]
+EngineType = Literal["torch"]
+Packing = Literal["auto", "packed", "padded"]
+LRScheduler = Literal["constant", "linear", "cosine"]
+TailBatch = Literal["drop", "pad"]
+REWARD_NAMES = ("exact_match", "contains_answer", "last_number")
+"""Built-in rewards: the keys of `lightrft.rewards.builtin.REWARDS`, which this layer cannot import."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    pretrain: str
+    """Folder (or hub id) of the causal language model that the actor and the reference start from."""
+    critic_pretrain: str | None = None
+    """Folder (or hub id) of the critic's trunk; unset: the same as --pretrain. Read by --advantage_estimator gae."""
+    bf16: bool = False
+    """Compute in bf16 over fp32 master weights and fp32 Adam moments; frozen roles are stored in bf16."""
+    gradient_checkpointing: bool = False
+    """Recompute each decoder layer in the backward pass instead of keeping its activations."""
+    packing: Packing = "auto"
+    """Layout of a micro-batch: one row without padding, right-padded rows, or packed where ragged attention runs."""
+    chunk_size: int = 128
+    """Response tokens whose logits exist at the same time in the actor's head."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    prompt_data: str
+    """JSONL file of prompts, one object a line."""
+    eval_data: str | None = None
+    """JSONL file for evaluation at the start and the end."""
+    input_key: str = "input"
+    """Column of the prompt."""
+    label_key: str = "label"
+    """Column handed to the reward function as `label`; it must be in every row."""
+    reference_key: str = "reference"
+    """Column handed to the reward function as `reference`, where a row has it."""
+    prompt_max_len: int = 1024
+    """Rows whose prompt has more tokens are left out, with a count."""
+    max_samples: int | None = None
+    """Use only this many rows of --prompt_data."""
+    max_eval_samples: int = 500
+    """Use only this many rows of --eval_data."""
+    tail_batch: TailBatch = "drop"
+    """Rows of an episode that do not fill a rollout batch: left out, or filled up from the next episode's order."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    engine_type: EngineType = "torch"
+    """Engine that generates. torch is built in and runs on CPU and GPU."""
+    engine_tp_size: int = 1
+    """Ranks that generate together; WORLD_SIZE must be a multiple of it."""
+    engine_mem_util: float = 0.5
+    """Share of the device's memory that the engine may fill."""
+    enable_engine_sleep: bool = True
+    """Free the engine's memory between rollouts. Off: --disable_engine_sleep."""
+    rollout_batch_size: int = 512
+    """Prompts per step, over all ranks."""
+    n_samples_per_prompt: int = 1
+    """Responses per prompt."""
+    generate_max_len: int = 1024
+    """New tokens per response at most."""
+    temperature: float = 1.0
+    """Sampling temperature. The actor, the reference and the old policy are scored at it too."""
+    top_p: float = 1.0
+    """Nucleus sampling: the smallest set of tokens with this much probability. Log-probs stay full-vocabulary."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the tokenizer's and the model's end tokens."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    advantage_estimator: AdvantageEstimator = "gae"
+    """gae trains a critic; group_norm (GRPO) compares a prompt's samples with each other."""
+    init_kl_coef: float = 0.01
+    """Weight of the KL divergence from the reference model; 0 loads no reference model."""
+    kl_target: float | None = None
+    """KL divergence in nats per token that an adaptive coefficient steers to; unset: the coefficient stays fixed."""
+    kl_horizon: int = 10_000
+    """Samples over which the adaptive coefficient corrects an error."""
+    kl_estimator: KLEstimator = "k1"
+    """Per-token estimator of the KL divergence. A KL loss needs k2 or k3."""
+    use_kl_loss: bool = False
+    """Add the KL divergence to the loss instead of taking it off the reward."""
+    eps_clip: float = 0.2
+    """The policy ratio is clipped to 1 - eps .. 1 + eps."""
+    value_clip: float = 0.2
+    """The critic's value is clipped to within this distance of its old value; 0 does not clip."""
+    gamma: float = 1.0
+    """Discount per token."""
+    lambd: float = 0.95
+    """GAE's lambda."""
+    advantages_norm: bool = False
+    """Whiten the advantages over all tokens of the step."""
+    truncation_bootstrap: bool = False
+    """GAE of a truncated response goes on with the critic's value after its last token."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    freezing_actor_steps: int = 0
+    """Train only the critic in this many first steps."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    actor_learning_rate: float = 1e-6
+    """Peak learning rate of the actor."""
+    critic_learning_rate: float = 9e-6
+    """Peak learning rate of the critic."""
+    lr_scheduler: LRScheduler = "cosine"
+    """What the rate does after the warm-up."""
+    lr_warmup_ratio: float = 0.03
+    """Share of all optimizer steps over which the rate rises from 0; --lr_warmup_steps comes before it."""
+    lr_warmup_steps: int | None = None
+    """Optimizer steps over which the rate rises from 0."""
+    min_lr_ratio: float = 0.1
+    """The schedule ends at this share of the peak rate."""
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of Adam's moments."""
+    adam_eps: float = 1e-8
+    """Added to the root of Adam's second moment."""
+    l2: float = 0.0
+    """Decoupled weight decay; biases and norm weights do not decay."""
+    max_norm: float = 1.0
+    """Gradients are clipped to this global norm, for each model; 0 does not clip."""
+    max_nonfinite_steps: int = 5
+    """Optimizer steps in a row that may be skipped for a loss or gradient that is not finite, before the run stops."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    train_batch_size: int = 128
+    """Responses per optimizer step, over all ranks."""
+    micro_train_batch_size: int = 4
+    """Responses per forward on one rank."""
+    max_tokens_per_micro_batch: int | None = None
+    """Tokens per forward on one rank; where set, it rules instead of --micro_train_batch_size."""
+    num_episodes: int = 1
+    """Passes over the prompts."""
+    max_epochs: int = 1
+    """Passes over the experiences of one step."""
+    max_steps: int | None = None
+    """Stop after this many steps (a rollout and its updates)."""
+    seed: int = 42
+    """Seed of the data order, of sampling and of new weights."""
+    save_path: str = "./ckpt"
+    """Run folder: config.yaml, metrics.jsonl, samples.jsonl, summary.json, TensorBoard files and the final model."""
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    fsdp: bool = False
+    """Train with FSDP2."""
+    fsdp_cpu_offload: bool = False
+    """FSDP2 keeps parameters, gradients and optimizer state of actor and critic on the host."""
+    adam_offload: bool = False
+    """Optimizer state lives on the host between training phases."""
+    dist_timeout_seconds: float = 1800.0
+    """Timeout of every collective, and of the watch that names the rank which is missing."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    reward_fn: str = "exact_match"
+    """A built-in reward's name, or your own function as module:function or path/to/file.py:function."""
+
+
+@dataclass(frozen=True)
+class Config:
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)

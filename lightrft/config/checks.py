@@ -1,0 +1,201 @@
+"""Checks across flags, all made before anything is loaded."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lightrft.config.arguments import REWARD_NAMES, Config
+from lightrft.config.flags import flag_values
+
+Range = tuple[str, Callable[[Any], bool]]
+
+AT_LEAST_1: Range = ("at least 1", lambda value: value >= 1)
+AT_LEAST_0: Range = ("at least 0", lambda value: value >= 0)
+ABOVE_0: Range = ("above 0", lambda value: value > 0)
+ABOVE_0_TO_1: Range = ("above 0 and at most 1", lambda value: 0 < value <= 1)
+FROM_0_TO_1: Range = ("from 0 to 1", lambda value: 0 <= value <= 1)
+
+RANGES: dict[str, Range] = {
+    "chunk_size": AT_LEAST_1,
+    "prompt_max_len": AT_LEAST_1,
+    "max_samples": AT_LEAST_1,
+    "max_eval_samples": AT_LEAST_1,
+    "engine_tp_size": AT_LEAST_1,
+    "engine_mem_util": ABOVE_0_TO_1,
+    "rollout_batch_size": AT_LEAST_1,
+    "n_samples_per_prompt": AT_LEAST_1,
+    "generate_max_len": AT_LEAST_1,
+    # Greedy sampling has no gradient: every policy ratio is scored at this temperature.
+    "temperature": ABOVE_0,
+    "top_p": ABOVE_0_TO_1,
+    "top_k": AT_LEAST_0,
+    "stop": ("without empty strings", lambda value: "" not in value),
+    "init_kl_coef": AT_LEAST_0,
+    "kl_target": ABOVE_0,
+    "kl_horizon": AT_LEAST_1,
+    "eps_clip": ABOVE_0,
+    "value_clip": AT_LEAST_0,
+    "gamma": FROM_0_TO_1,
+    "lambd": FROM_0_TO_1,
+    "freezing_actor_steps": AT_LEAST_0,
+    "actor_learning_rate": AT_LEAST_0,
+    "critic_learning_rate": AT_LEAST_0,
+    "lr_warmup_ratio": FROM_0_TO_1,
+    "lr_warmup_steps": AT_LEAST_0,
+    "min_lr_ratio": FROM_0_TO_1,
+    "adam_betas": ("at least 0 and below 1", lambda value: all(0 <= beta < 1 for beta in value)),
+    "adam_eps": ABOVE_0,
+    "l2": AT_LEAST_0,
+    "max_norm": AT_LEAST_0,
+    "max_nonfinite_steps": AT_LEAST_0,
+    "train_batch_size": AT_LEAST_1,
+    "micro_train_batch_size": AT_LEAST_1,
+    "max_tokens_per_micro_batch": AT_LEAST_1,
+    "num_episodes": AT_LEAST_1,
+    "max_epochs": AT_LEAST_1,
+    "max_steps": AT_LEAST_1,
+    "seed": AT_LEAST_0,
+    "dist_timeout_seconds": ABOVE_0,
+}
+"""What a flag's value must be, where it is set."""
+
+
+def check_config(config: Config, world_size: int) -> None:
+    """Refuses settings that cannot work, before models, data or process groups exist.
+
+    Raises:
+        ValueError: some rule is broken; one line for each, `rule: values. remedy.`
+    """
+    errors = list(_ranges(config))
+    # The arithmetic below divides by sizes that these have to be right for.
+    errors += [] if errors else list(_batch_arithmetic(config, world_size))
+    errors += [*_algorithm(config), *_strategy(config), *_files(config), *_reward(config)]
+    if errors:
+        raise ValueError("\n".join(errors))
+
+
+def nearest_multiples(value: int, multiple: int) -> tuple[int | None, int]:
+    """Largest positive multiple below `value`, or None, and the smallest above; `value` is no multiple itself."""
+    below = value // multiple * multiple
+    return below or None, below + multiple
+
+
+def _ranges(config: Config) -> Iterator[str]:
+    for name, value in flag_values(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{name} must be finite: {name}={value}. Change --{name}."
+        elif value is not None and name in RANGES and not RANGES[name][1](value):
+            yield f"{name} must be {RANGES[name][0]}: {name}={value}. Change --{name}."
+
+
+def _batch_arithmetic(config: Config, world_size: int) -> Iterator[str]:
+    rollout, train, tp_size = config.rollout, config.train, config.rollout.engine_tp_size
+    if world_size % tp_size:
+        yield (
+            f"WORLD_SIZE must be a multiple of engine_tp_size: {world_size} ranks, engine_tp_size={tp_size}. "
+            f"Set --engine_tp_size to {_alternatives(_divisors(world_size))}."
+        )
+    per_forward = 1 if train.max_tokens_per_micro_batch else train.micro_train_batch_size * world_size
+    if train.train_batch_size % per_forward:
+        yield (
+            f"train_batch_size must be a multiple of micro_train_batch_size x ranks: {train.train_batch_size}, "
+            f"{train.micro_train_batch_size} x {world_size} ranks = {per_forward}. "
+            f"Set --train_batch_size to {_alternatives(nearest_multiples(train.train_batch_size, per_forward))}."
+        )
+    num_responses = rollout.rollout_batch_size * rollout.n_samples_per_prompt
+    if num_responses % train.train_batch_size:
+        yield (
+            f"rollout_batch_size x n_samples_per_prompt must be a multiple of train_batch_size: "
+            f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} = {num_responses}, "
+            f"train_batch_size={train.train_batch_size}. {_rollout_remedy(config, per_forward)}."
+        )
+
+
+def _rollout_remedy(config: Config, per_forward: int) -> str:
+    """The rollout batch sizes, and the train batch sizes that fit the micro-batches too, next to those given."""
+    num_prompts, num_samples = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
+    batch_size = config.train.train_batch_size
+    prompts = nearest_multiples(num_prompts, batch_size // math.gcd(batch_size, num_samples))
+    remedy = f"Set --rollout_batch_size to {_alternatives(prompts)}"
+    fitting = [size for size in _divisors(num_prompts * num_samples) if size % per_forward == 0]
+    below = max((size for size in fitting if size < batch_size), default=None)
+    above = min((size for size in fitting if size > batch_size), default=None)
+    return f"{remedy}, or --train_batch_size to {_alternatives((below, above))}" if fitting else remedy
+
+
+def _algorithm(config: Config) -> Iterator[str]:
+    algorithm, num_samples = config.algorithm, config.rollout.n_samples_per_prompt
+    if algorithm.use_kl_loss and algorithm.kl_estimator == "k1" and algorithm.init_kl_coef > 0:
+        yield (
+            "use_kl_loss needs an estimator whose gradient is that of the KL divergence: kl_estimator=k1 has an "
+            "expected gradient of 0. Set --kl_estimator to k2 or k3."
+        )
+    if algorithm.kl_target is not None and algorithm.init_kl_coef == 0:
+        yield (
+            f"kl_target steers a KL coefficient above 0: kl_target={algorithm.kl_target}, init_kl_coef=0. "
+            "Set --init_kl_coef, or drop --kl_target."
+        )
+    if algorithm.advantage_estimator == "gae":
+        return
+    if num_samples == 1:
+        yield (
+            "group_norm compares the samples of a prompt: n_samples_per_prompt=1 makes every advantage 0. "
+            "Set --n_samples_per_prompt to 2 or more."
+        )
+    without_critic = "advantage_estimator=group_norm has none. Drop the flag, or set --advantage_estimator gae."
+    if algorithm.freezing_actor_steps > 0:
+        yield f"freezing_actor_steps={algorithm.freezing_actor_steps} trains only the critic: {without_critic}"
+    if algorithm.truncation_bootstrap:
+        yield f"truncation_bootstrap needs a critic: {without_critic}"
+    if config.model.critic_pretrain is not None:
+        yield f"critic_pretrain={config.model.critic_pretrain} needs a critic: {without_critic}"
+
+
+def _strategy(config: Config) -> Iterator[str]:
+    strategy = config.strategy
+    if strategy.fsdp_cpu_offload and strategy.adam_offload:
+        yield (
+            "fsdp_cpu_offload keeps the optimizer state on the host already: adam_offload has nothing to move. "
+            "Drop --adam_offload."
+        )
+    if strategy.fsdp_cpu_offload and not strategy.fsdp:
+        yield "fsdp_cpu_offload is a setting of FSDP2: fsdp=False. Add --fsdp, or drop --fsdp_cpu_offload."
+
+
+def _files(config: Config) -> Iterator[str]:
+    for name, path in (("prompt_data", config.data.prompt_data), ("eval_data", config.data.eval_data)):
+        if path is not None and not Path(path).is_file():
+            yield f"{name} must be a JSONL file: {path} is no file. Change --{name}."
+    save_path = Path(config.train.save_path).absolute()
+    existing = next(path for path in (save_path, *save_path.parents) if path.exists())
+    if not existing.is_dir():
+        yield f"save_path must be a folder, or a place for a new one: {existing} is a file. Change --save_path."
+
+
+def _reward(config: Config) -> Iterator[str]:
+    spec = config.reward.reward_fn
+    module, colon, function = spec.rpartition(":")
+    if not colon and spec not in REWARD_NAMES:
+        yield (
+            f"reward_fn must be a built-in reward or module:function: reward_fn={spec}. "
+            f"Set --reward_fn to {_alternatives(REWARD_NAMES)}, or to module:function."
+        )
+    if colon and not (module and function.isidentifier()):
+        yield (
+            f"reward_fn must name a module and a function: reward_fn={spec}. "
+            "Set --reward_fn to module:function or path/to/file.py:function."
+        )
+    if colon and module.endswith(".py") and not Path(module).is_file():
+        yield f"reward_fn must name an existing file: {module} is no file. Change --reward_fn."
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def _alternatives(choices: Iterable[object]) -> str:
+    """`1, 2 or 3`; None is no choice."""
+    *others, last = [str(choice) for choice in choices if choice is not None]
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,123 @@
+"""Command line: flags and `--config FILE.yaml` to a Config, with usage errors said once."""
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+import tyro
+
+from lightrft.config.arguments import Config
+from lightrft.config.flags import flag_types
+from lightrft.config.yaml_file import dump_yaml, yaml_tokens
+
+__all__ = ["dump_yaml", "parse_config", "usage_errors"]
+
+DESCRIPTION = """LightRFT trains a language model by reinforcement learning.
+--config FILE.yaml reads flags from a flat mapping of the same names; flags of the command line come before it."""
+RANK_0_HEAD_START_SECONDS = 10.0
+"""torchrun ends all ranks when one of them exits: the others give rank 0 this long to say why."""
+
+
+def parse_config(argv: Sequence[str] | None = None, prog: str | None = None) -> Config:
+    """Config of a command line; a usage error ends the process with exit code 2.
+
+    Args:
+        argv: Arguments without the program's name; None takes those of the process.
+        prog: Name of the program in the help text.
+    """
+    with usage_errors():
+        tokens = _expand(list(sys.argv[1:] if argv is None else argv))
+    try:
+        with contextlib.nullcontext() if _rank() == 0 else contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(
+                Config,
+                prog=prog,
+                description=DESCRIPTION,
+                args=tokens,
+                config=(tyro.conf.OmitArgPrefixes,),
+                use_underscores=True,
+                console_outputs=_rank() == 0,
+            )
+    except SystemExit as stop:
+        if stop.code:
+            _fail(None)
+        raise
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns a ValueError inside into `error: ...` on rank 0's stderr and exit code 2 on every rank."""
+    try:
+        yield
+    except ValueError as error:
+        _fail(f"error: {error}")
+
+
+def _fail(message: str | None) -> NoReturn:
+    if _rank() > 0:
+        time.sleep(RANK_0_HEAD_START_SECONDS)
+    elif message is not None:
+        print(message, file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _expand(argv: list[str]) -> list[str]:
+    """Tokens for tyro: the command line's own, then those of the config file for flags that it does not name."""
+    given = _named_flags(argv)
+    tokens = ["--no_enable_engine_sleep" if _spelling(token) == "--disable_engine_sleep" else token for token in argv]
+    if "config" not in given:
+        return tokens
+    start = given["config"]
+    _, equals, path = tokens.pop(start).partition("=")
+    if not equals and tokens[start:] and not tokens[start].startswith("-"):
+        path = tokens.pop(start)
+    if not path:
+        raise ValueError("--config needs a value. Write --config FILE.yaml.")
+    from_file = [token for name, group in yaml_tokens(Path(path)).items() if name not in given for token in group]
+    return tokens + from_file
+
+
+def _named_flags(argv: list[str]) -> dict[str, int]:
+    """Position of each flag in the command line, under the name of its field.
+
+    Raises:
+        ValueError: a flag is given twice (tyro silently takes the last), or a switch is given a value.
+    """
+    fields = _field_of_spelling()
+    positions: dict[str, int] = {}
+    for position, (token, following) in enumerate(pairwise([*argv, "--"])):
+        name = fields.get(_spelling(token))
+        if name is None:
+            continue
+        if name in positions:
+            raise ValueError(f"A flag may be given once: {argv[positions[name]]} and {token}. Drop one of them.")
+        positions[name] = position
+        if flag_types().get(name) is bool and ("=" in token or not following.startswith("-")):
+            written = token if "=" in token else f"{token} {following}"
+            raise ValueError(f"A switch takes no value: {written}. Write --{name} or --no_{name}.")
+    return positions
+
+
+def _field_of_spelling() -> dict[str, str]:
+    switches = [name for name, kind in flag_types().items() if kind is bool]
+    return {
+        **{f"--{name}": name for name in (*flag_types(), "config")},
+        **{f"--no_{name}": name for name in switches},
+        "--disable_engine_sleep": "enable_engine_sleep",
+    }
+
+
+def _spelling(token: str) -> str:
+    """A token without its `=value`, as the help text spells flags."""
+    flag = token.partition("=")[0]
+    return "--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag

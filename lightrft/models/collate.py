@@ -1,0 +1,132 @@
+"""Collation: from ragged samples to the inputs of one forward, at the last moment."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lightrft.types import Experience, MicroBatch, PromptExample
+
+Layout: TypeAlias = Literal["packed", "padded"]
+
+RESPONSE_FIELDS = (
+    "action_log_probs",
+    "rollout_log_probs",
+    "base_action_log_probs",
+    "values",
+    "advantages",
+    "returns",
+)
+
+
+def collate(
+    samples: Sequence[Experience], layout: Layout, device: torch.device | str = "cpu", keep: bool = True
+) -> MicroBatch:
+    """One micro-batch of `samples`.
+
+    Args:
+        keep: False sets the whole action mask to False: the forward runs for its collectives alone.
+    """
+    lengths = [sample.num_tokens for sample in samples]
+    starts, model_inputs = _LAYOUTS[layout](samples, lengths)
+    for name in samples[0].token_inputs:
+        model_inputs[name] = _rows([sample.token_inputs[name] for sample in samples], layout)
+    for name in sorted({name for sample in samples for name in sample.item_inputs}):
+        model_inputs[name] = torch.cat([s.item_inputs[name] for s in samples if name in s.item_inputs])
+    action_mask = torch.cat([sample.action_mask for sample in samples])
+    # The token at position t is predicted by the hidden state at t - 1.
+    predictors = [
+        torch.arange(start + sample.response_start - 1, start + length - 1)
+        for start, length, sample in zip(starts, lengths, samples, strict=True)
+    ]
+    micro = {
+        "response_index": torch.cat(predictors),
+        "last_index": torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=True)]),
+        "target_ids": torch.cat([sample.input_ids[sample.response_start :] for sample in samples]),
+        "action_mask": action_mask if keep else torch.zeros_like(action_mask),
+    } | {name: _concatenated([getattr(sample, name) for sample in samples]) for name in RESPONSE_FIELDS}
+    return MicroBatch(
+        model_inputs={name: _moved(value, device) for name, value in model_inputs.items()},
+        lengths=tuple(sample.num_response_tokens for sample in samples),
+        finish_reasons=tuple(sample.finish_reason for sample in samples),
+        **{name: _moved(value, device) for name, value in micro.items()},
+    )
+
+
+def micro_batches(
+    samples: Sequence[Experience], plan: Sequence[Sequence[int]], layout: Layout, device: torch.device
+) -> Iterator[tuple[MicroBatch, Sequence[int], bool]]:
+    """Each micro-batch of a plan with the indices of its samples, and whether it is the last.
+
+    An empty micro-batch runs the shortest sample again, or a fixed one, with an action mask that is all False.
+    """
+    for k, indices in enumerate(plan):
+        chosen = [samples[i] for i in indices] or [min(samples, key=lambda s: s.num_tokens, default=_FILLER)]
+        yield collate(chosen, layout, device, keep=bool(indices)), indices, k == len(plan) - 1
+
+
+def _filler() -> Experience:
+    ids = torch.zeros(2, dtype=torch.long)
+    fields = {name: torch.zeros(1) for name in RESPONSE_FIELDS}
+    return Experience(
+        group=-1,
+        index=0,
+        example=PromptExample(row=-1, prompt="", prompt_ids=[0], engine_prompt_ids=[0]),
+        response="",
+        input_ids=ids,
+        position_ids=torch.arange(2),
+        response_start=1,
+        action_mask=torch.zeros(1, dtype=torch.bool),
+        finish_reason="stop",
+        **fields,
+    )
+
+
+_FILLER = _filler()
+
+
+def _packed(samples: Sequence[Experience], lengths: list[int]) -> tuple[list[int], dict]:
+    borders = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32)
+    inputs = {
+        "input_ids": torch.cat([sample.input_ids for sample in samples])[None],
+        "position_ids": torch.cat([sample.position_ids for sample in samples], -1).unsqueeze(-2),
+        "use_cache": False,  # With a cache, transformers does not look for the borders of packed samples.
+        "cu_seq_lens_q": borders,
+        "cu_seq_lens_k": borders,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }
+    return borders[:-1].tolist(), inputs
+
+
+def _padded(samples: Sequence[Experience], lengths: list[int]) -> tuple[list[int], dict]:
+    width = max(lengths)
+    columns = torch.arange(width)
+    positions = [F.pad(sample.position_ids, (0, width - n)) for sample, n in zip(samples, lengths, strict=True)]
+    inputs = {
+        "input_ids": pad_sequence([sample.input_ids for sample in samples], batch_first=True),
+        "position_ids": torch.stack(positions, -2),
+        "attention_mask": (columns < torch.tensor(lengths)[:, None]).long(),
+        "use_cache": False,
+    }
+    return [row * width for row in range(len(samples))], inputs
+
+
+_LAYOUTS = {"packed": _packed, "padded": _padded}
+
+
+def _rows(tensors: list[Tensor], layout: Layout) -> Tensor:
+    return torch.cat(tensors)[None] if layout == "packed" else pad_sequence(tensors, batch_first=True)
+
+
+def _concatenated(tensors: list[Tensor | None]) -> Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    assert len(present) in (0, len(tensors)), "a field is set on every sample of a micro-batch or on none"
+    return torch.cat(present) if present else None
+
+
+def _moved(value: object, device: torch.device | str) -> object:
+    return value.to(device) if isinstance(value, Tensor) else value

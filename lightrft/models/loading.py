@@ -1,0 +1,158 @@
+"""Loading: from a Hugging Face folder to a model whose weights are not there yet, and to the weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lightrft.config.arguments import Packing
+from lightrft.models.attention import VARLEN, supports_varlen
+from lightrft.models.collate import Layout
+
+Kind: TypeAlias = Literal["causal_lm", "trunk"]
+_AUTO_CLASSES = {"causal_lm": AutoModelForCausalLM, "trunk": AutoModel}
+
+# Each changes the logits after hidden @ weight.T, which LogProbHead does not know.
+_UNSUPPORTED_LOGIT_RULES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """What the folder of a model says, and the layout of micro-batches that its attention takes."""
+
+    pretrain: str
+    hf_config: PretrainedConfig
+    layout: Layout
+    attention: str
+
+
+def load_config(pretrain: str, packing: Packing) -> LoadedConfig:
+    """Reads a model's configuration and checks that it is a causal language model that we can train.
+
+    Raises:
+        ValueError: The folder is absent, has no configuration, or holds another kind of model.
+        NotImplementedError: Its head does more than a matrix product.
+    """
+    hf_config = _read_config(pretrain)
+    if type(hf_config) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(
+            f"the model must be a causal language model: {pretrain} holds a {hf_config.model_type} "
+            f"({', '.join(hf_config.architectures or ['no architecture named'])}). Choose another folder."
+        )
+    rules = hf_config.get_text_config().to_dict()
+    if odd := [name for name in _UNSUPPORTED_LOGIT_RULES if rules.get(name) not in (None, 1.0)]:
+        raise NotImplementedError(f"{pretrain}: {hf_config.model_type} changes its logits by {', '.join(odd)}")
+    _disable_dropout(hf_config)
+    varlen = supports_varlen(AutoModelForCausalLM._model_mapping[type(hf_config)], hf_config)
+    layout: Layout = "packed" if packing == "packed" or (packing == "auto" and varlen) else "padded"
+    attention = VARLEN if layout == "packed" and varlen else "sdpa"
+    return LoadedConfig(pretrain, hf_config, layout, attention)
+
+
+def _read_config(pretrain: str) -> PretrainedConfig:
+    looks_like_path = pretrain.startswith((".", "/", "~")) or pretrain.count("/") != 1
+    if not Path(pretrain).is_dir() and looks_like_path:
+        raise ValueError(f"the model folder must exist: {pretrain} does not. Check --pretrain.")
+    try:
+        return AutoConfig.from_pretrained(pretrain)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"the model folder must hold a Hugging Face configuration (config.json): {pretrain} does not ({reason})."
+        ) from error
+
+
+def _disable_dropout(hf_config: PretrainedConfig) -> None:
+    # With dropout the policy that is trained is not the policy that sampled: ratios would not start at 1.
+    for name, value in hf_config.to_dict().items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
+            setattr(hf_config, name, 0.0)
+
+
+def empty_model(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with its parameters on the meta device and real buffers, among them those that no file holds."""
+    with init_empty_weights(include_buffers=False):
+        model = _AUTO_CLASSES[kind].from_config(loaded.hf_config, dtype=dtype, attn_implementation=loaded.attention)
+    # Building on the meta device separates tied embeddings.
+    model.tie_weights()
+    return model
+
+
+def pretrained_weights(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Every weight on the host, once, by the name that `empty_model` gives it."""
+    model = _AUTO_CLASSES[kind].from_pretrained(loaded.pretrain, config=loaded.hf_config, dtype=dtype)
+    return dict(persistent_tensors(model))
+
+
+def persistent_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and saved buffers; a tied parameter comes once."""
+    yield from model.named_parameters()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
+
+
+def materialize(model: nn.Module, parameter_device: torch.device, buffer_device: torch.device) -> None:
+    """Allocates the parameters, without values, and moves the buffers with theirs."""
+    buffers = {name: buffer.to(buffer_device) for name, buffer in model.named_buffers()}
+    model.to_empty(device=parameter_device)
+    for name, buffer in buffers.items():
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, buffer)
+
+
+def load_tokenizer(pretrain: str) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(pretrain)
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, pretrain: str) -> tuple[int, ...]:
+    """Ids that end a response: the tokenizer's end token and those of the model's generation config.
+
+    Chat models often end a turn with an id that is not the tokenizer's end token.
+    """
+    ids = {tokenizer.eos_token_id}
+    if (Path(pretrain) / "generation_config.json").exists():
+        declared = GenerationConfig.from_pretrained(pretrain).eos_token_id
+        ids |= set(declared if isinstance(declared, list) else [declared])
+    return tuple(sorted(i for i in ids if i is not None))
+
+
+def context_length(hf_config: PretrainedConfig) -> int | None:
+    """Positions that the model can attend to, or None where its configuration does not say."""
+    return hf_config.get_text_config().to_dict().get("max_position_embeddings")
+
+
+def check_context(hf_config: PretrainedConfig, prompt_max_len: int, generate_max_len: int) -> None:
+    """Raises ValueError when the longest prompt and response do not fit into the model's context."""
+    context = context_length(hf_config)
+    if context is not None and prompt_max_len + generate_max_len > context:
+        raise ValueError(
+            f"prompt and response must fit into the model's context: prompt_max_len={prompt_max_len} + "
+            f"generate_max_len={generate_max_len} = {prompt_max_len + generate_max_len} tokens, context {context}. "
+            f"Lower one of them by {prompt_max_len + generate_max_len - context} or more."
+        )
+
+
+def check_tensor_parallel(hf_config: PretrainedConfig, tp_size: int) -> None:
+    """Raises ValueError when the rollout group cannot split the attention heads evenly."""
+    heads = hf_config.get_text_config().num_attention_heads
+    if heads % tp_size:
+        raise ValueError(
+            f"engine_tp_size must divide the model's attention heads: {heads} heads, engine_tp_size={tp_size}. "
+            f"Set --engine_tp_size to a divisor of {heads}."
+        )

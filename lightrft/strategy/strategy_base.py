@@ -1,0 +1,334 @@
+"""StrategyBase: what training backends share: process groups, engine lifecycle, dealing, the plan of forwards."""
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lightrft.config import Config
+from lightrft.models.loading import Kind, LoadedConfig
+from lightrft.strategy.engine import ManagedEngine, create_engine
+from lightrft.strategy.utils.broadcast_utils import BroadcastManager
+from lightrft.strategy.utils.checkpoint import export_hf
+from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.distributed_util import (
+    balanced_destinations,
+    extend_plan,
+    local_share,
+    plan_micro_batches,
+    rollout_dp_groups,
+    rollout_tp_groups,
+)
+from lightrft.strategy.utils.watch import start_watch
+from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds, WeightSpec
+
+Plan: TypeAlias = list[list[int]]
+T = TypeVar("T")
+
+GROUP_TIMEOUT_GRACE_SECONDS = 30.0
+"""Process groups wait this much longer than the watch, which can say who is missing."""
+
+
+@dataclass(frozen=True)
+class TrainedRole:
+    """A model that learns, with what makes it learn."""
+
+    name: str
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Outcome of one optimizer step, equal on all ranks."""
+
+    grad_norm: float
+    """Global norm before clipping; not finite where the step was skipped for it."""
+    skipped: bool
+
+
+class StrategyBase(ABC):
+    """One per process. Methods that say so must be called by every rank, in the same order."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.engine: ManagedEngine | None = None
+        self._weight_version = 0
+        self._nonfinite_in_a_row: dict[str, int] = {}
+
+    # Process groups
+
+    def setup_distributed(self) -> None:
+        """Joins the process group that torchrun's variables describe, or a group of one without them."""
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
+            os.environ.setdefault(name, value)
+        if "MASTER_PORT" not in os.environ:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.device = _device(int(os.environ["LOCAL_RANK"]))
+        timeout = self.config.strategy.dist_timeout_seconds
+        self.group_timeout = timedelta(seconds=timeout + GROUP_TIMEOUT_GRACE_SECONDS)
+        self._owns_group = not dist.is_initialized()
+        if self._owns_group:
+            self._init_process_group()
+        self.collectives = Collectives(self.device)
+        self.watch = start_watch(self.collectives, timeout, os.environ["MASTER_ADDR"])
+        tp_size = self.config.rollout.engine_tp_size
+        self.tp_group = self._new_groups(rollout_tp_groups(self.world_size, tp_size))
+        self.dp_group = self._new_groups(rollout_dp_groups(self.world_size, tp_size))
+
+    def _init_process_group(self) -> None:
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        device_id = self.device if self.device.type == "cuda" else None
+        dist.init_process_group(backend, timeout=self.group_timeout, device_id=device_id)
+
+    def _new_groups(self, rank_lists: list[list[int]]) -> dist.ProcessGroup:
+        """Creates every group of the list on every rank, and returns the one that holds this rank."""
+        groups = [dist.new_group(ranks, timeout=self.group_timeout) for ranks in rank_lists]
+        return next(group for group, ranks in zip(groups, rank_lists, strict=True) if self.rank in ranks)
+
+    def close(self) -> None:
+        """Ends the watch, and the process group where it was made here. Every rank must call it."""
+        self.collectives.barrier()
+        self.watch.stop()
+        if self._owns_group:
+            dist.destroy_process_group()
+
+    @property
+    def is_rank_0(self) -> bool:
+        return self.rank == 0
+
+    # Models: what a backend supplies
+
+    @abstractmethod
+    def prepare_model(
+        self,
+        loaded: LoadedConfig,
+        kind: Kind,
+        build: Callable[[PreTrainedModel], nn.Module],
+        trainable: bool,
+    ) -> nn.Module:
+        """The role that `build` makes around a pretrained model, sharded, with its weights. Every rank must call it."""
+
+    @abstractmethod
+    def prepare_optimizer(self, name: str, model: nn.Module, learning_rate: float, num_steps: int) -> TrainedRole: ...
+
+    @abstractmethod
+    def backward(self, loss: Tensor, role: TrainedRole, is_last: bool) -> None:
+        """Adds the gradient of `loss`, averaged over ranks. Every rank must call it equally often."""
+
+    @abstractmethod
+    def clip_grad_norm(self, role: TrainedRole, loss_is_finite: bool) -> float:
+        """Clips to the global norm and returns it, equal on all ranks; NaN if a loss was not finite anywhere."""
+
+    @abstractmethod
+    def weight_specs(self, model: nn.Module, dtype: torch.dtype) -> list[WeightSpec]: ...
+
+    @abstractmethod
+    def named_weights(self, model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Full weights by Hugging Face name. Each next() is a collective: every rank drains the iterator."""
+
+    @abstractmethod
+    def on_device(self, model: nn.Module) -> AbstractContextManager[None]:
+        """A frozen role is on the device inside the context, on the host outside."""
+
+    @abstractmethod
+    def optimizer_on_device(self, *roles: TrainedRole | None) -> AbstractContextManager[None]:
+        """With --adam_offload, optimizer state is on the device inside the context, on the host outside."""
+
+    # Optimisation
+
+    def optimizer_step(self, role: TrainedRole, loss: Tensor) -> StepResult:
+        """Clips, steps optimizer and scheduler, and clears the gradients. Every rank must call it.
+
+        Args:
+            loss: This rank's loss, summed over its micro-batches.
+
+        Raises:
+            RuntimeError: On all ranks, after `max_nonfinite_steps` steps in a row without a finite loss and norm.
+        """
+        grad_norm = self.clip_grad_norm(role, bool(torch.isfinite(loss)))
+        skipped = not torch.isfinite(torch.tensor(grad_norm))
+        if not skipped:
+            role.optimizer.step()
+            role.scheduler.step()
+        role.optimizer.zero_grad(set_to_none=True)
+        self._count_nonfinite(role.name, skipped, grad_norm)
+        return StepResult(grad_norm, bool(skipped))
+
+    def _count_nonfinite(self, name: str, skipped: bool, grad_norm: float) -> None:
+        self._nonfinite_in_a_row[name] = self._nonfinite_in_a_row.get(name, 0) + 1 if skipped else 0
+        limit = self.config.optimizer.max_nonfinite_steps
+        if self._nonfinite_in_a_row[name] >= limit:
+            raise RuntimeError(
+                f"{limit} {name} steps in a row had a loss or gradient norm that is not finite (last norm "
+                f"{grad_norm}). Lower the learning rate, or raise --max_nonfinite_steps."
+            )
+
+    # Rollout engine
+
+    def create_engine(self, tokenizer: PreTrainedTokenizerBase) -> ManagedEngine:
+        """Builds the engine without weights; `update_engine_weights` brings them."""
+        self.engine = create_engine(self.config, tokenizer, self.device, self.collectives, self.tp_group)
+        self._broadcast_manager = BroadcastManager(self.engine, self.collectives)
+        return self.engine
+
+    @property
+    def engine_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.config.model.bf16 else torch.float32
+
+    def register_actor(self, actor: nn.Module) -> None:
+        """The actor whose weights an engine gets that is asked to generate after it dropped its own."""
+        self._engine().register_sync(lambda: self.update_engine_weights(actor))
+
+    def update_engine_weights(self, actor: nn.Module) -> None:
+        """Installs the actor's weights in the engine. Every rank must call it."""
+        self._weight_version += 1
+        with torch.no_grad():
+            self._broadcast_manager.broadcast_to_engine(
+                self.weight_specs(actor, self.engine_dtype),
+                self.named_weights(actor, self.engine_dtype),
+                self._weight_version,
+            )
+        _empty_cache(self.device)
+
+    def gather_and_generate(
+        self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
+    ) -> list[list[GenerationOutput]]:
+        """Samples `len(seeds[i])` responses of each of this rank's prompts. Every rank must call it.
+
+        The ranks of a rollout group gather their prompts, generate together, and each takes its own share back.
+        """
+        gathered = self.collectives.all_gather_objects((list(prompts), list(seeds)), self.tp_group)
+        all_prompts = [prompt for member, _ in gathered for prompt in member]
+        all_seeds = [seed for _, member in gathered for seed in member]
+        outputs = self._engine().generate(all_prompts, params, all_seeds)
+        start = sum(len(member) for member, _ in gathered[: dist.get_rank(self.tp_group)])
+        return outputs[start : start + len(prompts)]
+
+    def sleep_engine(self) -> None:
+        self._engine().sleep()
+        _empty_cache(self.device)
+
+    def _engine(self) -> ManagedEngine:
+        assert self.engine is not None, "create_engine comes first"
+        return self.engine
+
+    def save_pretrained(self, actor: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
+        """Writes the actor as a Hugging Face folder, in the engine's dtype. Every rank must call it."""
+        kept: list[tuple[str, Tensor]] = []
+        with torch.no_grad():
+            for name, tensor in self.named_weights(actor, self.engine_dtype):
+                if self.is_rank_0:
+                    kept.append((name, tensor.to("cpu", copy=True)))
+        with self.collectives.collect(f"saving {folder}"):
+            if self.is_rank_0:
+                export_hf(hf_model_of(actor), kept, tokenizer, Path(folder))
+
+    # Dealing of samples and the plan of forwards
+
+    def local_share(self, count: int) -> range:
+        """This rank's part of `count` items: contiguous, and sizes differ by at most one."""
+        return local_share(count, self.rank, self.world_size)
+
+    def exchange(self, records: Sequence[T], destinations: Sequence[int]) -> list[T]:
+        """Sends record i to rank `destinations[i]`; returns what came here by source. Every rank must call it."""
+        outgoing: list[list[T]] = [[] for _ in range(self.world_size)]
+        for record, destination in zip(records, destinations, strict=True):
+            outgoing[destination].append(record)
+        return [record for part in self.collectives.all_to_all_objects(outgoing) for record in part]
+
+    def balance_groups(self, groups: list[list[Experience]]) -> list[list[Experience]]:
+        """Deals whole groups over ranks by their tokens, ordered by prompt. Every rank must call it."""
+        costs = [sum(sample.num_tokens for sample in group) for group in groups]
+        dealt = self.exchange(groups, self._deal(costs, [0] * len(costs)))
+        return sorted(dealt, key=lambda group: group[0].order)
+
+    def deal_minibatches(
+        self, samples: Sequence[Experience], minibatches: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[list[Experience]]:
+        """Deals the samples of each minibatch over ranks by tokens; returns this rank's part of each.
+
+        Every rank must call it.
+
+        Args:
+            samples: This rank's samples.
+            minibatches: For each minibatch the `order` of its samples, over all ranks.
+        """
+        where = {order: i for i, minibatch in enumerate(minibatches) for order in minibatch}
+        destinations = self._deal([s.num_tokens for s in samples], [where[s.order] for s in samples])
+        received = sorted(self.exchange(samples, destinations), key=lambda sample: sample.order)
+        return [[s for s in received if where[s.order] == i] for i in range(len(minibatches))]
+
+    def _deal(self, costs: list[int], bins: list[int]) -> list[int]:
+        """Destination of each local record, so that within each bin ranks carry equal cost over all ranks' records."""
+        gathered = self.collectives.all_gather_objects((costs, bins))
+        everything = [(bin_, cost) for costs_, bins_ in gathered for cost, bin_ in zip(costs_, bins_, strict=True)]
+        destinations = [0] * len(everything)
+        for bin_ in sorted({bin_ for bin_, _ in everything}):
+            members = [i for i, (other, _) in enumerate(everything) if other == bin_]
+            dealt = balanced_destinations([everything[i][1] for i in members], self.world_size)
+            for i, destination in zip(members, dealt, strict=True):
+                destinations[i] = destination
+        start = sum(len(costs_) for costs_, _ in gathered[: self.rank])
+        return destinations[start : start + len(costs)]
+
+    def agree_plan(self, samples: Sequence[Experience], padded: bool) -> Plan:
+        """Micro-batches as indices into `samples`, equally many on all ranks. Every rank must call it.
+
+        An empty micro-batch stands for a forward that this rank runs for its collectives alone.
+        """
+        train = self.config.train
+        lengths = [sample.num_tokens for sample in samples]
+        plan = plan_micro_batches(lengths, train.max_tokens_per_micro_batch, train.micro_train_batch_size, padded)
+        [count] = self.collectives.all_reduce_max([len(plan)])
+        return extend_plan(plan, int(count), lengths)
+
+
+def hf_model_of(role: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a role."""
+    model = role.get_submodule("model")
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _empty_cache(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def moved(move_in: Callable[[], None], move_out: Callable[[], None]) -> Iterator[None]:
+    """Runs `move_out` at the end whatever happens: an exception leaves nothing on the wrong device."""
+    move_in()
+    try:
+        yield
+    finally:
+        move_out()

@@ -1,0 +1,213 @@
+"""TorchEngine: the built-in rollout engine, a Hugging Face causal language model with its own weights."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from lightrft.models.loading import empty_model, load_config, materialize, persistent_tensors
+from lightrft.strategy.torch_utils.decoding import Draft, StopCondition, decode, next_token_logits
+from lightrft.strategy.torch_utils.kv_cache import cache_bytes
+from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.distributed_util import local_share
+from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
+
+
+class TorchEngine:
+    """Runs on CPU or GPU. It keeps nothing from one call of `generate` to the next, so it has no cache to reset."""
+
+    def __init__(
+        self,
+        pretrain: str,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        dtype: torch.dtype,
+        mem_util: float,
+        collectives: Collectives | None = None,
+        tp_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Allocates the weights without values; weight updates bring them.
+
+        Args:
+            mem_util: Share of the free memory that keys and values may take, in (0, 1].
+            collectives: None in a process without others. With it every rank of the run calls `generate` alike, and
+                all raise where one fails.
+            tp_group: Ranks that share their prompts; None = all.
+        """
+        self.tokenizer = tokenizer
+        self.device = device
+        self.mem_util = mem_util
+        self.collectives = collectives
+        self.tp_group = tp_group
+        self.model = empty_model(load_config(pretrain, packing="padded"), "causal_lm", dtype)
+        materialize(self.model, parameter_device=device, buffer_device=device)
+        # Allocating separates tied embeddings.
+        self.model.tie_weights()
+        self.model.eval().requires_grad_(False)
+        self._weights: dict[str, Tensor] = dict(persistent_tensors(self.model))
+        self._not_updated = set(self._weights)
+        self._has_values = False
+        self._is_asleep = False
+        self._version = -1
+        self._cache_bytes_per_token: int | None = None
+
+    # Weights
+
+    def check_weights(self, specs: Sequence[WeightSpec]) -> None:
+        self._has_values = False
+        self._not_updated = set(self._weights)
+        if faults := _spec_faults(specs, self._weights):
+            raise ValueError(f"the weights sent must be the engine's, one to one: {'; '.join(faults)}.")
+
+    @torch.no_grad()
+    def update_weights(self, bucket: WeightBucket) -> None:
+        """Raises ValueError for a name or shape that is not the engine's."""
+        if self._is_asleep:
+            raise RuntimeError("weights cannot be updated while they sleep: call wake_up(['weights']) first.")
+        self._has_values = False
+        for name, tensor in bucket:
+            target = self._weights.get(name)
+            if target is None or target.shape != tensor.shape:
+                shape = "no such weight" if target is None else f"the shape {tuple(target.shape)}"
+                raise ValueError(f"weight {name} was sent with shape {tuple(tensor.shape)}; the engine has {shape}.")
+            target.copy_(tensor)
+            self._not_updated.discard(name)
+
+    def finish_weight_update(self, version: int) -> None:
+        if self._not_updated:
+            raise RuntimeError(f"weights of the engine got no update: {', '.join(sorted(self._not_updated))}.")
+        self._not_updated = set(self._weights)
+        self._has_values = True
+        self._version = version
+
+    def sleep(self) -> None:
+        """Frees the weights; buffers that no sync brings back stay."""
+        for parameter in self.model.parameters():
+            # The parameter objects stay, and with them ties and names; only their memory goes.
+            parameter.untyped_storage().resize_(0)
+        self._is_asleep = True
+        self._has_values = False
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        if not self._is_asleep or (tags is not None and "weights" not in tags):
+            return
+        for parameter in self.model.parameters():
+            parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+        self._is_asleep = False
+
+    # Generation
+
+    def generate(
+        self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
+    ) -> list[list[GenerationOutput]]:
+        """`len(seeds[i])` samples of prompt i. The ranks of `tp_group` share the prompts, and each returns them all.
+
+        Raises:
+            RuntimeError: The weights have no values: dropped, or never finished an update.
+        """
+        if not self._has_values:
+            raise RuntimeError("the engine has no weights to generate from: finish a weight update first.")
+        if self.collectives is None:
+            return self._generate_here(prompts, params, seeds)
+        share = local_share(len(prompts), dist.get_rank(self.tp_group), dist.get_world_size(self.tp_group))
+        here = slice(share.start, share.stop)
+        outputs: list[list[GenerationOutput]] = []
+        with self.collectives.collect("generation"):
+            outputs = self._generate_here(prompts[here], params, seeds[here])
+        return [out for member in self.collectives.all_gather_objects(outputs, self.tp_group) for out in member]
+
+    def _generate_here(
+        self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
+    ) -> list[list[GenerationOutput]]:
+        if any(prompt.media for prompt in prompts):
+            raise NotImplementedError("the torch engine generates from text only")
+        is_stopped = StopCondition(params, self.tokenizer)
+        outputs: list[list[GenerationOutput]] = [[] for _ in prompts]
+        for chunk in self._chunks(prompts, params, seeds):
+            ids = [prompts[i].engine_prompt_ids for i in chunk]
+            drafts = decode(self.model, ids, params, [seeds[i] for i in chunk], is_stopped)
+            for i, group in zip(chunk, drafts, strict=True):
+                outputs[i] = [self._output(draft, prompts[i]) for draft in group]
+        return outputs
+
+    def _output(self, draft: Draft, prompt: PromptExample) -> GenerationOutput:
+        if any(math.isnan(value) for value in draft.log_probs):
+            raise RuntimeError(f"weights of version {self._version} give logits that are NaN, at row {prompt.row}.")
+        return GenerationOutput(draft.response_ids, draft.finish_reason, draft.log_probs, self._version)
+
+    def _chunks(self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds) -> list[list[int]]:
+        """Indices of the prompts that are generated together, so that keys, values and logits fit."""
+        token_bytes, logits_bytes = self._row_bytes()
+        return plan_chunks(
+            [len(prompt.engine_prompt_ids) for prompt in prompts],
+            [len(keys) for keys in seeds],
+            lambda length: (length + params.max_new_tokens) * token_bytes + logits_bytes,
+            self.mem_util * free_bytes(self.device),
+        )
+
+    def _row_bytes(self) -> tuple[int, int]:
+        """Bytes of keys and values per token, measured on a token, and of logits per response."""
+        if self._cache_bytes_per_token is None:
+            self._cache_bytes_per_token = cache_bytes_per_token(self.model)
+        # The model's own logits, and an fp32 copy.
+        return self._cache_bytes_per_token, self.model.config.get_text_config().vocab_size * 2 * 4
+
+
+def plan_chunks(
+    lengths: Sequence[int], num_samples: Sequence[int], row_bytes: Callable[[int], int], budget_bytes: float
+) -> list[list[int]]:
+    """Indices of prompts, those of like length together, whose responses fit into the budget; at least one a chunk.
+
+    Prompts without samples are left out.
+
+    Args:
+        row_bytes: What one response needs, given the padded length of its prompt.
+    """
+    chunks: list[list[int]] = []
+    num_rows = 0
+    # Ascending, so the latest prompt is the longest of its chunk, which pads the others.
+    for i in sorted((i for i, n in enumerate(num_samples) if n > 0), key=lambda i: lengths[i]):
+        num_rows += num_samples[i]
+        if not chunks or num_rows * row_bytes(lengths[i]) > budget_bytes:
+            chunks.append([])
+            num_rows = num_samples[i]
+        chunks[-1].append(i)
+    return chunks
+
+
+@torch.inference_mode()
+def cache_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of keys and values that one token of one response takes, over all layers."""
+    cache = DynamicCache(config=model.config)
+    ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    next_token_logits(model, ids, torch.ones_like(ids), ids, cache)
+    return cache_bytes(cache)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process may still take on the device; ranks of one host share a CPU's evenly."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _spec_faults(specs: Sequence[WeightSpec], weights: dict[str, Tensor]) -> list[str]:
+    """What is wrong with the announced weights, in words."""
+    sent = {spec.name: spec.shape for spec in specs}
+    faults = [f"{name} is missing" for name in weights if name not in sent]
+    faults += [f"{name} is unknown" for name in sent if name not in weights]
+    faults += [
+        f"{name} has shape {tuple(shape)} and should have {tuple(weights[name].shape)}"
+        for name, shape in sent.items()
+        if name in weights and tuple(shape) != tuple(weights[name].shape)
+    ]
+    if len(sent) < len(specs):
+        faults.append("a name comes twice")
+    return faults

@@ -1,0 +1,230 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from lightrft.config import Config, DataConfig, ModelConfig, check_config, nearest_multiples
+from lightrft.config.arguments import REWARD_NAMES, AdvantageEstimator, KLEstimator
+from lightrft.config.checks import RANGES
+from lightrft.config.flags import flag_types
+from lightrft.ops.advantages import ADVANTAGE_ESTIMATORS
+from lightrft.ops.kl import KL_ESTIMATORS
+from lightrft.rewards.builtin import REWARDS
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Valid settings: 32 prompts x 4 samples are two train batches of 64."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("{}")
+    config = Config(ModelConfig("model"), DataConfig(str(prompts)))
+    return changed(
+        config,
+        rollout_batch_size=32,
+        n_samples_per_prompt=4,
+        train_batch_size=64,
+        micro_train_batch_size=2,
+        save_path=str(tmp_path / "run"),
+    )
+
+
+def changed(config: Config, **values: object) -> Config:
+    """The config with some flags set, whoever owns them."""
+    owners = {}
+    for owner, section in vars(config).items():
+        own = {name: values.pop(name) for name in vars(section) if name in values}
+        owners[owner] = replace(section, **own)
+    assert not values, f"no such flags: {values}"
+    return Config(**owners)
+
+
+def errors(config: Config, world_size: int = 1, **values: object) -> list[str]:
+    with pytest.raises(ValueError) as caught:
+        check_config(changed(config, **values), world_size)
+    return str(caught.value).splitlines()
+
+
+def test_valid_settings_pass_for_every_fitting_world_size(config):
+    for world_size in (1, 2, 4, 8):
+        check_config(config, world_size)
+
+
+def test_a_world_size_that_tp_does_not_divide_is_refused_with_both_numbers(config):
+    """DIST-04: 6 = 1 x 2 x 3, so TP can be 1, 2, 3 or 6."""
+    assert errors(config, 6, engine_tp_size=4, train_batch_size=12, rollout_batch_size=3) == [
+        "WORLD_SIZE must be a multiple of engine_tp_size: 6 ranks, engine_tp_size=4. "
+        "Set --engine_tp_size to 1, 2, 3 or 6."
+    ]
+
+
+def test_batch_arithmetic_names_the_numbers_and_valid_neighbours(config):
+    """CLI-02: 7 ranks x 2 = 14; 256 = 18.3 x 14, 18 x 14 = 252, 19 x 14 = 266."""
+    assert errors(config, 7, train_batch_size=256, micro_train_batch_size=2, rollout_batch_size=64) == [
+        "train_batch_size must be a multiple of micro_train_batch_size x ranks: 256, 2 x 7 ranks = 14. "
+        "Set --train_batch_size to 252 or 266."
+    ]
+
+
+def test_a_train_batch_below_one_forward_of_all_ranks_has_only_a_neighbour_above(config):
+    (error,) = errors(config, 8, train_batch_size=8, micro_train_batch_size=2)
+    assert error.endswith("Set --train_batch_size to 16.")
+
+
+def test_a_token_budget_lifts_the_rule_on_micro_batches(config):
+    check_config(changed(config, max_tokens_per_micro_batch=1000), 7)
+
+
+def test_a_rollout_that_is_no_multiple_of_the_train_batch_names_both_remedies(config):
+    """24 x 4 = 96 is 1.5 x 64. Prompts: 64 / 4 = 16, so 16 or 32. Divisors of 96 that are even, beside 64: 48, 96."""
+    assert errors(config, rollout_batch_size=24) == [
+        "rollout_batch_size x n_samples_per_prompt must be a multiple of train_batch_size: 24 x 4 = 96, "
+        "train_batch_size=64. Set --rollout_batch_size to 16 or 32, or --train_batch_size to 48 or 96."
+    ]
+
+
+def test_a_proposed_train_batch_fits_the_micro_batches_too(config):
+    """On 4 ranks a train batch is a multiple of 8: the divisors of 40 x 4 = 160 beside 64 are 40 and 80, not 32."""
+    (error,) = errors(config, 4, rollout_batch_size=40)
+    assert error.endswith("or --train_batch_size to 40 or 80.")
+
+
+def test_no_train_batch_is_proposed_where_none_fits(config):
+    """3 x 1 samples on 2 ranks with micro-batches of 2: no divisor of 3 is a multiple of 4."""
+    (error,) = errors(config, 2, rollout_batch_size=3, n_samples_per_prompt=1)
+    assert error.endswith("Set --rollout_batch_size to 64.")
+
+
+@pytest.mark.parametrize(
+    ("value", "multiple", "nearest"), [(256, 14, (252, 266)), (5, 8, (None, 8)), (9, 8, (8, 16)), (17, 4, (16, 20))]
+)
+def test_nearest_multiples_are_positive_and_on_either_side(value, multiple, nearest):
+    assert nearest_multiples(value, multiple) == nearest
+
+
+def test_k1_as_a_loss_is_refused_unless_it_has_no_weight(config):
+    """NUM-11"""
+    (error,) = errors(config, use_kl_loss=True, kl_estimator="k1", init_kl_coef=0.1)
+    assert "expected gradient of 0" in error and error.endswith("Set --kl_estimator to k2 or k3.")
+    check_config(changed(config, use_kl_loss=True, kl_estimator="k1", init_kl_coef=0.0), 1)
+    check_config(changed(config, use_kl_loss=True, kl_estimator="k2", init_kl_coef=0.1), 1)
+    check_config(changed(config, use_kl_loss=False, kl_estimator="k1", init_kl_coef=0.1), 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"n_samples_per_prompt": 1, "rollout_batch_size": 64}, "n_samples_per_prompt=1 makes every advantage 0"),
+        ({"freezing_actor_steps": 2}, "freezing_actor_steps=2 trains only the critic"),
+        ({"truncation_bootstrap": True}, "truncation_bootstrap needs a critic"),
+        ({"critic_pretrain": "critic"}, "critic_pretrain=critic needs a critic"),
+    ],
+)
+def test_settings_of_a_critic_and_single_samples_are_refused_with_group_norm_only(values, message, config):
+    (error,) = errors(config, advantage_estimator="group_norm", **values)
+    assert message in error
+    check_config(changed(config, advantage_estimator="gae", **values), 1)
+
+
+def test_a_kl_target_needs_a_coefficient(config):
+    (error,) = errors(config, kl_target=0.1, init_kl_coef=0.0)
+    assert "kl_target=0.1, init_kl_coef=0" in error
+    check_config(changed(config, kl_target=0.1, init_kl_coef=0.1), 1)
+
+
+def test_cpu_offload_needs_fsdp_and_leaves_nothing_to_adam_offload(config):
+    check_config(changed(config, fsdp=True, fsdp_cpu_offload=True), 1)
+    check_config(changed(config, fsdp=True, adam_offload=True), 1)
+    (error,) = errors(config, fsdp=True, fsdp_cpu_offload=True, adam_offload=True)
+    assert error.endswith("Drop --adam_offload.")
+    (error,) = errors(config, fsdp_cpu_offload=True)
+    assert "fsdp=False" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        ("temperature", (0.1, 2.0), (0.0, -1.0, float("nan"), float("inf"))),
+        ("top_p", (0.1, 1.0), (0.0, 1.1)),
+        ("top_k", (0, 5), (-1,)),
+        ("stop", ((), ("a",)), (("",),)),
+        ("engine_mem_util", (0.1, 1.0), (0.0, 1.5)),
+        ("gamma", (0.0, 1.0), (-0.1, 1.1)),
+        ("lambd", (0.0, 1.0), (-0.1, 1.1)),
+        ("eps_clip", (0.2,), (0.0, -0.2)),
+        ("value_clip", (0.0, 0.2), (-0.2,)),
+        ("adam_betas", ((0.0, 0.99),), ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, float("nan")))),
+        ("min_lr_ratio", (0.0, 1.0), (-0.1, 1.1)),
+        ("lr_warmup_ratio", (0.0, 1.0), (-0.1, 1.1)),
+        ("lr_warmup_steps", (None, 0, 3), (-1,)),
+        ("actor_learning_rate", (0.0, 1e-6), (-1e-6,)),
+        ("max_norm", (0.0, 1.0), (-1.0,)),
+        ("dist_timeout_seconds", (1.0,), (0.0,)),
+        ("train_batch_size", (64,), (0, -64)),
+        ("micro_train_batch_size", (64,), (0,)),
+        ("rollout_batch_size", (16,), (0,)),
+        ("engine_tp_size", (1,), (0,)),
+        ("max_steps", (None, 1), (0,)),
+        ("max_tokens_per_micro_batch", (None, 1), (0,)),
+        ("entropy_coef", (-0.1, 0.1), (float("nan"),)),
+    ],
+)
+def test_a_value_outside_its_range_is_refused_by_name(name, valid, invalid, config):
+    for value in valid:
+        check_config(changed(config, **{name: value}), 1)
+    for value in invalid:
+        (error,) = errors(config, **{name: value})
+        assert error.startswith(f"{name} must be ") and f"{name}={value}" in error
+
+
+def test_every_range_is_that_of_a_flag():
+    assert RANGES.keys() <= flag_types().keys()
+
+
+def test_missing_files_and_a_file_in_the_place_of_the_run_folder_are_refused(config, tmp_path):
+    prompts = config.data.prompt_data
+    assert errors(config, prompt_data="gone.jsonl") == [
+        "prompt_data must be a JSONL file: gone.jsonl is no file. Change --prompt_data."
+    ]
+    assert errors(config, eval_data=str(tmp_path))[0].startswith("eval_data must be a JSONL file")
+    for path in (prompts, f"{prompts}/run"):
+        assert errors(config, save_path=path) == [
+            f"save_path must be a folder, or a place for a new one: {prompts} is a file. Change --save_path."
+        ]
+    check_config(changed(config, eval_data=prompts, save_path=str(tmp_path)), 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("exact", "Set --reward_fn to exact_match, contains_answer or last_number, or to module:function."),
+        (":f", "must name a module and a function"),
+        ("module:", "must name a module and a function"),
+        ("module:f()", "must name a module and a function"),
+        ("gone.py:f", "gone.py is no file"),
+    ],
+)
+def test_a_reward_that_cannot_exist_is_refused(spec, message, config):
+    (error,) = errors(config, reward_fn=spec)
+    assert message in error
+
+
+def test_known_rewards_and_functions_of_modules_pass(config):
+    for spec in (*REWARD_NAMES, "my.module:function", f"{__file__}:function"):
+        check_config(changed(config, reward_fn=spec), 1)
+
+
+def test_all_violations_are_listed_each_on_its_line(config):
+    found = errors(config, 3, top_p=0.0, kl_target=0.1, init_kl_coef=0.0, prompt_data="gone.jsonl", reward_fn="exact")
+    assert [line.split()[0] for line in found] == ["top_p", "kl_target", "prompt_data", "reward_fn"]
+    assert len(errors(config, 6, engine_tp_size=4, train_batch_size=100)) == 3
+
+
+def test_names_in_the_config_are_the_keys_of_the_functions_behind_them():
+    assert set(get_args(KLEstimator)) == KL_ESTIMATORS.keys()
+    assert set(get_args(AdvantageEstimator)) == ADVANTAGE_ESTIMATORS.keys()
+    assert tuple(REWARDS) == REWARD_NAMES
+
+
+def test_no_flag_has_two_owners(config):
+    assert len(flag_types()) == sum(len(vars(section)) for section in vars(config).values())

@@ -1,0 +1,82 @@
+"""Models are read from their folder with every weight, buffer and tie, or refused with a reason."""
+
+import pytest
+import torch
+from transformers import AutoModel, BertConfig
+
+from lightrft.models.loading import (
+    check_context,
+    check_tensor_parallel,
+    empty_model,
+    load_config,
+    materialize,
+    persistent_tensors,
+    pretrained_weights,
+    stop_token_ids,
+)
+from tests import tiny_models
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("config", [tiny_models.qwen2(), tiny_models.llama(), tiny_models.gpt2()])
+def test_an_empty_model_filled_by_name_equals_the_saved_one(tmp_path, config):
+    """WGT-02: a tied weight has one name; buffers that no file holds are right."""
+    loaded = load_config(tiny_models.save_model(tmp_path, config), "padded")
+    weights = pretrained_weights(loaded, "causal_lm", torch.float32)
+    model = empty_model(loaded, "causal_lm", torch.float32)
+    materialize(model, CPU, CPU)
+    model.tie_weights()
+    with torch.no_grad():
+        for name, target in persistent_tensors(model):
+            target.copy_(weights.pop(name))
+    assert not weights
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = tiny_models.random_model(config)(ids).logits
+    torch.testing.assert_close(model.eval()(ids).logits, expected, atol=1e-6, rtol=0)
+
+
+def test_auto_packs_plain_causal_models_and_pads_sliding_windows(tmp_path):
+    plain = load_config(tiny_models.save_model(tmp_path / "a"), "auto")
+    assert (plain.layout, plain.attention) == ("packed", "varlen")
+    sliding = tiny_models.qwen2(use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    folder = tiny_models.save_model(tmp_path / "b", sliding)
+    assert load_config(folder, "auto").layout == "padded"
+    assert (load_config(folder, "packed").layout, load_config(folder, "packed").attention) == ("packed", "sdpa")
+
+
+def test_an_absent_folder_is_named():
+    with pytest.raises(ValueError, match="/nowhere/model does not"):
+        load_config("/nowhere/model", "auto")
+
+
+def test_a_folder_without_configuration_is_named(tmp_path):
+    with pytest.raises(ValueError, match="must hold a Hugging Face configuration"):
+        load_config(str(tmp_path), "auto")
+
+
+def test_an_encoder_is_refused_as_not_causal(tmp_path):
+    vit = AutoModel.from_config(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1)).config
+    vit.model_type = "vit"
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
+    with pytest.raises(ValueError, match=r"must be a causal language model: .* holds a vit \(ViTModel\)"):
+        load_config(str(tmp_path), "auto")
+
+
+def test_prompt_and_response_beyond_the_context_name_the_numbers():
+    with pytest.raises(ValueError, match=r"prompt_max_len=60 \+ generate_max_len=10 = 70 tokens, context 64"):
+        check_context(tiny_models.qwen2(), 60, 10)
+    check_context(tiny_models.qwen2(), 54, 10)
+
+
+def test_tensor_parallel_must_divide_the_heads():
+    """DIST-04"""
+    with pytest.raises(ValueError, match="4 heads, engine_tp_size=3"):
+        check_tensor_parallel(tiny_models.qwen2(), 3)
+    check_tensor_parallel(tiny_models.qwen2(), 2)
+
+
+def test_stop_ids_join_tokenizer_and_generation_config(tmp_path):
+    folder = tiny_models.save_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
+    assert stop_token_ids(tiny_models.tokenizer(), folder) == (1, 7)
