@@ -20,13 +20,10 @@ import torch.nn.functional as F
 import tyro
 from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tokenizers import Regex, Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 from torch.optim import AdamW
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from lightrft.utils.logging import get_logger, setup_logging
 from lightrft.utils.metrics import write_json
@@ -89,15 +86,18 @@ def write_rows(path: Path, pairs: Iterable[Pair]) -> None:
 # --- tokenizer and model ----------------------------------------------------------------------------------------------
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character. A character outside the vocabulary is an error, not an unknown token."""
-    backend = Tokenizer(WordLevel({token: i for i, token in enumerate(TOKENS)}, unk_token="<unk>"))
-    backend.pre_tokenizer = Split(Regex("."), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
-    backend.decoder = Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=TOKENS[EOS],
+def build_tokenizer() -> Qwen2Tokenizer:
+    """One token a character: a byte-level vocabulary without merges.
+
+    It is the class that AutoTokenizer picks for a Qwen2 model; any other would be read back as this one, with a token
+    added that the model lacks. Naming the unknown token prevents that as well.
+    """
+    return Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(TOKENS)},
+        merges=[],
+        unk_token=TOKENS[PAD],
         pad_token=TOKENS[PAD],
+        eos_token=TOKENS[EOS],
         model_max_length=32,
         clean_up_tokenization_spaces=False,
     )
@@ -314,6 +314,7 @@ def main(output: Path, seed: int = 0) -> None:
         seed: Another seed makes another model and another split of the pairs.
     """
     setup_logging()
+    disable_progress_bar()  # transformers' own, for a file that is written at once
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     prepare(output, Recipe(seed=seed))
 

@@ -46,9 +46,7 @@ def varlen_attention(
         )
     gqa = query.shape[1] != key.shape[1]
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        rows = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
-        out = _flash(*rows, cu_seq_lens_q, max_length_q, scaling, gqa)
-        return out[None], None
+        return _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling, gqa), None
     lengths = torch.diff(cu_seq_lens_q).tolist()
     parts = [
         F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=gqa)
@@ -60,11 +58,11 @@ def varlen_attention(
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int, scale: float | None, gqa: bool
 ) -> Tensor:
-    out = varlen_attn(
-        query, key, value, borders, borders, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=gqa
-    )
+    """The GPU body; shapes are those of `varlen_attention`."""
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    out = varlen_attn(q, k, v, borders, borders, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=gqa)
     assert isinstance(out, Tensor)
-    return out
+    return out[None]
 
 
 def reject_mask(*args: object, attention_mask: Tensor | None = None, **kwargs: object) -> None:

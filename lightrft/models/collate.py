@@ -12,15 +12,6 @@ from lightrft.types import Experience, MicroBatch, PromptExample
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
-RESPONSE_FIELDS = (
-    "action_log_probs",
-    "rollout_log_probs",
-    "base_action_log_probs",
-    "values",
-    "advantages",
-    "returns",
-)
-
 
 def collate(
     samples: Sequence[Experience], layout: Layout, device: torch.device | str = "cpu", keep: bool = True
@@ -42,17 +33,26 @@ def collate(
         torch.arange(start + sample.response_start - 1, start + length - 1)
         for start, length, sample in zip(starts, lengths, samples, strict=True)
     ]
-    micro = {
-        "response_index": torch.cat(predictors),
-        "last_index": torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=True)]),
-        "target_ids": torch.cat([sample.input_ids[sample.response_start :] for sample in samples]),
-        "action_mask": action_mask if keep else torch.zeros_like(action_mask),
-    } | {name: _concatenated([getattr(sample, name) for sample in samples]) for name in RESPONSE_FIELDS}
+    last_index = torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=True)])
+
+    def field(name: str) -> Tensor | None:
+        values = _concatenated([getattr(sample, name) for sample in samples])
+        return None if values is None else values.to(device)
+
     return MicroBatch(
-        model_inputs={name: _moved(value, device) for name, value in model_inputs.items()},
+        model_inputs={name: v.to(device) if isinstance(v, Tensor) else v for name, v in model_inputs.items()},
         lengths=tuple(sample.num_response_tokens for sample in samples),
+        response_index=torch.cat(predictors).to(device),
+        last_index=last_index.to(device),
+        target_ids=torch.cat([sample.input_ids[sample.response_start :] for sample in samples]).to(device),
+        action_mask=(action_mask if keep else torch.zeros_like(action_mask)).to(device),
         finish_reasons=tuple(sample.finish_reason for sample in samples),
-        **{name: _moved(value, device) for name, value in micro.items()},
+        action_log_probs=field("action_log_probs"),
+        rollout_log_probs=field("rollout_log_probs"),
+        base_action_log_probs=field("base_action_log_probs"),
+        values=field("values"),
+        advantages=field("advantages"),
+        returns=field("returns"),
     )
 
 
@@ -68,24 +68,23 @@ def micro_batches(
         yield collate(chosen, layout, device, keep=bool(indices)), indices, k == len(plan) - 1
 
 
-def _filler() -> Experience:
-    ids = torch.zeros(2, dtype=torch.long)
-    fields = {name: torch.zeros(1) for name in RESPONSE_FIELDS}
-    return Experience(
-        group=-1,
-        index=0,
-        example=PromptExample(row=-1, prompt="", prompt_ids=[0], engine_prompt_ids=[0]),
-        response="",
-        input_ids=ids,
-        position_ids=torch.arange(2),
-        response_start=1,
-        action_mask=torch.zeros(1, dtype=torch.bool),
-        finish_reason="stop",
-        **fields,
-    )
-
-
-_FILLER = _filler()
+_FILLER = Experience(
+    group=-1,
+    index=0,
+    example=PromptExample(row=-1, prompt="", prompt_ids=[0], engine_prompt_ids=[0]),
+    response="",
+    input_ids=torch.zeros(2, dtype=torch.long),
+    position_ids=torch.arange(2),
+    response_start=1,
+    action_mask=torch.zeros(1, dtype=torch.bool),
+    finish_reason="stop",
+    rollout_log_probs=torch.zeros(1),
+    action_log_probs=torch.zeros(1),
+    base_action_log_probs=torch.zeros(1),
+    values=torch.zeros(1),
+    advantages=torch.zeros(1),
+    returns=torch.zeros(1),
+)
 
 
 def _packed(samples: Sequence[Experience], lengths: list[int]) -> tuple[list[int], dict]:
@@ -126,7 +125,3 @@ def _concatenated(tensors: list[Tensor | None]) -> Tensor | None:
     present = [tensor for tensor in tensors if tensor is not None]
     assert len(present) in (0, len(tensors)), "a field is set on every sample of a micro-batch or on none"
     return torch.cat(present) if present else None
-
-
-def _moved(value: object, device: torch.device | str) -> object:
-    return value.to(device) if isinstance(value, Tensor) else value

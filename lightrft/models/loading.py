@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from accelerate import init_empty_weights
@@ -57,7 +57,9 @@ def load_config(pretrain: str, packing: Packing) -> LoadedConfig:
     if odd := [name for name in _UNSUPPORTED_LOGIT_RULES if rules.get(name) not in (None, 1.0)]:
         raise NotImplementedError(f"{pretrain}: {hf_config.model_type} changes its logits by {', '.join(odd)}")
     _disable_dropout(hf_config)
-    varlen = supports_varlen(AutoModelForCausalLM._model_mapping[type(hf_config)], hf_config)
+    model_class = AutoModelForCausalLM._model_mapping[type(hf_config)]
+    assert isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
+    varlen = supports_varlen(model_class, hf_config)
     layout: Layout = "packed" if packing == "packed" or (packing == "auto" and varlen) else "padded"
     attention = VARLEN if layout == "packed" and varlen else "sdpa"
     return LoadedConfig(pretrain, hf_config, layout, attention)
@@ -125,11 +127,11 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, pretrain: str) -> tuple[i
 
     Chat models often end a turn with an id that is not the tokenizer's end token.
     """
-    ids = {tokenizer.eos_token_id}
+    declared: list[Any] = [tokenizer.eos_token_id]
     if (Path(pretrain) / "generation_config.json").exists():
-        declared = GenerationConfig.from_pretrained(pretrain).eos_token_id
-        ids |= set(declared if isinstance(declared, list) else [declared])
-    return tuple(sorted(i for i in ids if i is not None))
+        ids = GenerationConfig.from_pretrained(pretrain).eos_token_id
+        declared += ids if isinstance(ids, list) else [ids]
+    return tuple(sorted({int(i) for i in declared if i is not None}))
 
 
 def context_length(hf_config: PretrainedConfig) -> int | None:

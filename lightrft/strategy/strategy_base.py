@@ -99,7 +99,9 @@ class StrategyBase(ABC):
     def _new_groups(self, rank_lists: list[list[int]]) -> dist.ProcessGroup:
         """Creates every group of the list on every rank, and returns the one that holds this rank."""
         groups = [dist.new_group(ranks, timeout=self.group_timeout) for ranks in rank_lists]
-        return next(group for group, ranks in zip(groups, rank_lists, strict=True) if self.rank in ranks)
+        own = next(group for group, ranks in zip(groups, rank_lists, strict=True) if self.rank in ranks)
+        assert isinstance(own, dist.ProcessGroup)
+        return own
 
     def close(self) -> None:
         """Ends the watch, and the process group where it was made here. Every rank must call it."""

@@ -120,11 +120,13 @@ class FastExperienceMaker:
         """The very ids that the engine used, with a mask made from lengths."""
         input_ids = torch.tensor(prompt.prompt_ids + output.response_ids)
         log_probs = output.log_probs
+        response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
+        assert isinstance(response, str)
         return Experience(
             group=group,
             index=index,
             example=prompt,
-            response=self.tokenizer.decode(output.response_ids, skip_special_tokens=True),
+            response=response,
             input_ids=input_ids,
             position_ids=torch.arange(len(input_ids)),
             response_start=len(prompt.prompt_ids),

@@ -159,7 +159,7 @@ class PPOTrainer(ABC):
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """`eval/accuracy` becomes `accuracy_before` and `accuracy_after`, `eval/mean` becomes `reward_*`."""
     summary = {}
-    for name in before:
+    for name in before.keys() - {"eval/std"}:
         short = "reward" if name == "eval/mean" else name.removeprefix("eval/")
         summary |= {f"{short}_before": before[name], f"{short}_after": after[name]}
     return summary

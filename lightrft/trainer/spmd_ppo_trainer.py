@@ -20,9 +20,9 @@ class SPMDPPOTrainer(PPOTrainer):
     """Clipped policy and value losses, each a mean over the tokens of an optimizer step on all ranks."""
 
     def ppo_train(self, step: int, means: Means) -> dict[str, float]:
-        metrics = {"train/lr": self.actor.scheduler.get_last_lr()[0]}
+        metrics = {"train/lr": float(self.actor.scheduler.get_last_lr()[0])}
         if self.critic is not None:
-            metrics["train/critic_lr"] = self.critic.scheduler.get_last_lr()[0]
+            metrics["train/critic_lr"] = float(self.critic.scheduler.get_last_lr()[0])
         trains_actor = step > self.config.algorithm.freezing_actor_steps
         actor = self.actor if trains_actor else None
         with self.strategy.optimizer_on_device(actor, self.critic):

@@ -28,9 +28,8 @@ class PhaseError(RuntimeError):
 class Collectives:
     """Collectives of the default process group, which must be initialised, or of a group of it.
 
-    Every method that takes no local shortcut is called by all ranks of the group, in the same order. Values and objects
-    travel as CPU tensors, so groups on CUDA need the backend `cpu:gloo,cuda:nccl`; CUDA tensors are reduced
-    asynchronously.
+    All ranks of the group call each method, in the same order. Values and objects travel as CPU tensors, so groups on
+    CUDA need the backend `cpu:gloo,cuda:nccl`; CUDA tensors are reduced asynchronously.
     """
 
     def __init__(self, device: torch.device, trace: CollectiveTrace | None = None) -> None:

@@ -125,10 +125,14 @@ class DesyncWatch:
         report = describe_desync(states, self._timeout_seconds)
         os.write(_STDERR, f"ERROR on rank {self._rank}, which ends here: {report}\n".encode())
         faulthandler.dump_traceback(file=_STDERR)
+        threading.Thread(target=_flush, daemon=True).start()  # Blocks where the main thread hangs in a write.
         time.sleep(self._linger_seconds)  # Ranks that wait for nothing learn from this one's state that time is up.
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(DESYNC_EXIT_CODE)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 class _Board:

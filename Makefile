@@ -1,0 +1,69 @@
+# make quickstart   the addition example, from nothing to a trained model: installs into .venv, prepares, trains, reports
+# make test         the tests that need neither a GPU nor much time
+# make lint         formatting, lint, types and import rules
+# make check        lint and test, as CI runs them
+#
+# Variables:
+#   ARGS="--temperature 0.7"  any flags for the training of quickstart, or for pytest of test
+#   SEED=1                    another model and data for quickstart
+#   RUN=runs/other            another run folder for quickstart
+#   PYTHON=/path/python3.12   the Python that .venv is made with
+#   TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#                             which torch is installed. What PyPI has for Linux brings CUDA, several GB; this has not.
+
+TORCH ?= torch==2.13.0
+PYTHON ?=
+SEED ?= 0
+RUN ?= runs/quickstart
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Two ranks on two cores: threads that wait for each other by spinning make it up to eight times slower.
+CPU := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
+
+# addition.yaml names the folder of seed 0; another seed has its own.
+ifeq ($(SEED),0)
+DATA := runs/addition-data
+SEED_ARGS :=
+else
+DATA := runs/addition-data-$(SEED)
+SEED_ARGS := --seed $(SEED) --pretrain $(DATA)/model --prompt_data $(DATA)/train.jsonl --eval_data $(DATA)/heldout.jsonl
+endif
+
+.PHONY: quickstart test lint check
+
+quickstart: .venv/installed
+	@$(CPU) $(BIN)/python examples/addition/prepare.py --output $(DATA) --seed $(SEED)
+	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/addition/train.py --config examples/addition/addition.yaml --save_path $(RUN) $(SEED_ARGS) $(ARGS)
+	@$(BIN)/python examples/addition/report.py $(RUN)
+
+test: .venv/installed-dev
+	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=600 $(ARGS)
+
+lint: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -q tests/test_layering.py
+
+check: lint test
+
+# The stamps make a second run instant. They are written last: an install that was cut short is taken up again.
+.venv/installed: pyproject.toml
+	@python=""; for candidate in $(PYTHON) python3.12 python3.11 python3; do \
+	  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; \
+	  then python="$$candidate"; break; fi; done; \
+	if [ -z "$$python" ]; then \
+	  echo "Needed: Python 3.11 or 3.12 with its venv module (Debian, Ubuntu: apt-get install python3.11-venv)." >&2; \
+	  echo "None is among python3.12, python3.11, python3. Set PYTHON=/path/to/python3.12." >&2; exit 1; fi; \
+	echo "Installing torch and lightrft into .venv with $$python: some minutes the first time."; \
+	[ -x $(BIN)/python ] || "$$python" -m venv .venv
+	@$(PIP) install $(TORCH)
+	@$(PIP) install --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "Installing the tools of developers into .venv."
+	@$(PIP) install --editable '.[dev]'
+	@touch $@

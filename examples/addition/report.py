@@ -1,0 +1,49 @@
+"""Says what a finished run of this example has reached, and what to try next."""
+
+import json
+from pathlib import Path
+
+import tyro
+from rich import get_console
+from rich.panel import Panel
+
+
+def describe(run: Path) -> str:
+    """Text for a person, from the run's summary.
+
+    Raises:
+        ValueError: if the run has not finished.
+    """
+    path = run / "summary.json"
+    if not path.is_file():
+        raise ValueError(
+            f"A finished run has a summary.json: {run} has none. Look at the errors of the training above."
+        )
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    return f"""\
+Held-out sums answered right, sampled as in training:
+  before {summary["accuracy_before"]:6.1%}
+  after  {summary["accuracy_after"]:6.1%}   {summary["steps"]} steps in {summary["train_seconds"]:.0f} s
+
+Run folder {run}
+  samples.jsonl  every answer with its reward      metrics.jsonl  a line a step
+  config.yaml    every flag of the run             model/         loads with transformers
+
+Try next
+  make quickstart ARGS="--temperature 0.7"         fewer kinds of mistakes to learn from
+  make quickstart ARGS="--advantage_estimator gae" PPO with a critic
+  make quickstart SEED=1 RUN=runs/seed-1           another model and split
+  .venv/bin/tensorboard --logdir {run}"""
+
+
+def main(run: Path) -> None:
+    """Print a run's result.
+
+    Args:
+        run: The run's folder, as given to --save_path.
+    """
+    get_console().print(Panel(describe(run), title="Quickstart", title_align="left"), highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, config=(tyro.conf.Positional,))

@@ -1,0 +1,147 @@
+"""The run folder."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightrft.utils.logging import get_logger, setup_logging
+from lightrft.utils.metrics import NullWriter, RunWriter, jsonable, move_aside, write_json
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_metrics_are_one_object_a_line_with_the_step_first(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.log(1, {"reward/mean": 0.25})
+    writer.log(2, {"reward/mean": 0.5, "train/entropy": 1.5})
+    assert read_lines(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "reward/mean": 0.25},
+        {"step": 2, "reward/mean": 0.5, "train/entropy": 1.5},
+    ]
+    assert (tmp_path / "metrics.jsonl").read_text().startswith('{"step": 1, ')
+    writer.close()
+
+
+def test_metrics_can_be_read_while_the_run_is_alive_and_after_a_kill(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.log(1, {"a": 1.0})
+    writer.log_samples([{"response": "132"}])
+    assert len(read_lines(tmp_path / "metrics.jsonl")) == len(read_lines(tmp_path / "samples.jsonl")) == 1
+    writer.close()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_lacks_become_null(tmp_path, value):
+    writer = RunWriter(tmp_path)
+    writer.log(1, {"reward/mean": value})
+    writer.log_samples([{"reward": value, "parts": [value, {"deep": value}]}])
+    writer.write_summary({"accuracy": value})
+    writer.close()
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/mean": None}]
+    assert read_lines(tmp_path / "samples.jsonl") == [{"reward": None, "parts": [None, {"deep": None}]}]
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"accuracy": None}
+
+
+def test_tensorboard_holds_the_same_numbers(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.log(3, {"reward/mean": 0.25})
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(3, 0.25)]
+
+
+def test_samples_keep_every_script_and_survive_a_lone_surrogate(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.log_samples([{"response": "三十二"}, {"response": "\ud800"}])
+    writer.close()
+    text = (tmp_path / "samples.jsonl").read_text(encoding="utf-8")
+    assert "三十二" in text
+    assert [row["response"] for row in read_lines(tmp_path / "samples.jsonl")] == ["三十二", "\ud800"]
+
+
+def test_values_of_unknown_types_are_written_as_text():
+    assert jsonable({1: (Path("a"), True, None)}) == {"1": ["a", True, None]}
+
+
+def test_an_earlier_run_is_moved_aside_whole(tmp_path):
+    """Two earlier runs: the first keeps the ending .1, the second gets .2, whichever files each has."""
+    for number in (1, 2, 3):
+        writer = RunWriter(tmp_path, ["model"])
+        writer.log(number, {"a": float(number)})
+        writer.write_config(f"run: {number}\n")
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "weights").write_text(str(number))
+        if number == 2:
+            writer.write_summary({"run": number})
+        writer.close()
+    for number, ending in ((1, ".1"), (2, ".2"), (3, "")):
+        assert read_lines(tmp_path / f"metrics.jsonl{ending}")[0]["step"] == number
+        assert (tmp_path / f"config.yaml{ending}").read_text() == f"run: {number}\n"
+        assert (tmp_path / f"model{ending}" / "weights").read_text() == str(number)
+        assert (tmp_path / f"tensorboard{ending}").is_dir()
+    assert sorted(path.name for path in tmp_path.glob("summary*")) == ["summary.json.2"]
+
+
+def test_moving_aside_says_so_and_leaves_other_files_alone(tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "notes.txt").touch()
+    with caplog.at_level(logging.INFO, logger="lightrft"):
+        move_aside(tmp_path, ["metrics.jsonl", "summary.json"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl.1", "notes.txt"]
+    assert "moved aside with the ending .1: metrics.jsonl" in caplog.text
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    write_json(tmp_path / "summary.json", {"accuracy": 0.5})
+    (tmp_path / "summary.json.writing").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_json(tmp_path / "summary.json", {"accuracy": 0.9})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"accuracy": 0.5}
+
+
+def test_other_ranks_write_nothing(tmp_path, monkeypatch):
+    """CLI-03: one run folder, from rank 0 only."""
+    monkeypatch.chdir(tmp_path)
+    writer = NullWriter()
+    writer.write_config("a: 1\n")
+    writer.log(1, {"a": 1.0})
+    writer.log_samples([{"a": 1}])
+    writer.write_summary({"a": 1})
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def lightrft_logger():
+    logger = logging.getLogger("lightrft")
+    before = logger.handlers, logger.level, logger.propagate
+    yield logger
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_rank_0_logs_information_and_the_others_only_warnings_with_their_rank(lightrft_logger, capsys):
+    """CLI-03."""
+    logger = get_logger("lightrft.trainer")
+    for rank in (0, 1):
+        setup_logging(rank)
+        logger.info("information")
+        logger.warning("warning of %d", rank)
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["INFO information", "WARNING warning of 0", "WARNING [rank 1] warning of 1"]
+
+
+def test_a_script_s_logger_is_governed_too(lightrft_logger, capsys):
+    setup_logging(0)
+    get_logger("examples.addition").info("ready")
+    assert capsys.readouterr().err.endswith("INFO ready\n")
