@@ -4,6 +4,8 @@ A packed row holds several samples; their borders arrive as `cu_seq_lens_q`. On 
 kernel runs over the whole row, elsewhere scaled dot-product attention runs once per sample.
 """
 
+import inspect
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
 VARLEN = "varlen"
+
+# torch 2.11 takes fewer key than query heads as they come; later versions want to be told.
+_HAS_GQA_FLAG = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def varlen_attention(
@@ -60,7 +65,8 @@ def _flash(
 ) -> Tensor:
     """The GPU body; shapes are those of `varlen_attention`."""
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-    out = varlen_attn(q, k, v, borders, borders, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=gqa)
+    options = {"scale": scale, "window_size": (-1, 0)} | ({"enable_gqa": gqa} if _HAS_GQA_FLAG else {})
+    out = varlen_attn(q, k, v, borders, borders, longest, longest, **options)
     assert isinstance(out, Tensor)
     return out[None]
 

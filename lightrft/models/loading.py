@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -57,8 +57,7 @@ def load_config(pretrain: str, packing: Packing) -> LoadedConfig:
     if odd := [name for name in _UNSUPPORTED_LOGIT_RULES if rules.get(name) not in (None, 1.0)]:
         raise NotImplementedError(f"{pretrain}: {hf_config.model_type} changes its logits by {', '.join(odd)}")
     _disable_dropout(hf_config)
-    model_class = AutoModelForCausalLM._model_mapping[type(hf_config)]
-    assert isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
+    model_class = cast(type[PreTrainedModel], AutoModelForCausalLM._model_mapping[type(hf_config)])
     varlen = supports_varlen(model_class, hf_config)
     layout: Layout = "packed" if packing == "packed" or (packing == "auto" and varlen) else "padded"
     attention = VARLEN if layout == "packed" and varlen else "sdpa"
