@@ -20,8 +20,8 @@ __all__ = ["dump_yaml", "parse_config", "usage_errors"]
 
 DESCRIPTION = """LightRFT trains a language model by reinforcement learning.
 --config FILE.yaml reads flags from a flat mapping of the same names; flags of the command line come before it."""
-RANK_0_HEAD_START_SECONDS = 10.0
-"""torchrun ends all ranks when one of them exits: the others give rank 0 this long to say why."""
+HEAD_START_SECONDS = 10.0
+"""torchrun ends all ranks when one of them exits: a rank gives those that speak before it this long to say why."""
 
 
 def parse_config(argv: Sequence[str] | None = None, prog: str | None = None) -> Config:
@@ -52,19 +52,28 @@ def parse_config(argv: Sequence[str] | None = None, prog: str | None = None) -> 
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns a ValueError inside into `error: ...` on rank 0's stderr and exit code 2 on every rank."""
+    """Turns a user's mistake inside into `error: ...` on stderr and exit code 2 on every rank.
+
+    Rank 0 says it. A rank that is still there after that has a mistake of its own, a folder that its node lacks, say.
+    """
     try:
         yield
-    except ValueError as error:
+    except (ValueError, NotImplementedError, OSError) as error:
         _fail(f"error: {error}")
 
 
 def _fail(message: str | None) -> NoReturn:
-    if _rank() > 0:
-        time.sleep(RANK_0_HEAD_START_SECONDS)
-    elif message is not None:
-        print(message, file=sys.stderr, flush=True)
+    time.sleep(_turn() * HEAD_START_SECONDS)
+    if message is not None:
+        print(message if _rank() == 0 else f"[rank {_rank()}] {message}", file=sys.stderr, flush=True)
     raise SystemExit(2)
+
+
+def _turn() -> int:
+    """How many others speak before this rank: rank 0, then the first rank of its own node."""
+    if _rank() == 0:
+        return 0
+    return 1 if os.environ.get("LOCAL_RANK") == "0" else 2
 
 
 def _rank() -> int:

@@ -55,7 +55,10 @@ def load_config(pretrain: str, packing: Packing) -> LoadedConfig:
         )
     rules = hf_config.get_text_config().to_dict()
     if odd := [name for name in _UNSUPPORTED_LOGIT_RULES if rules.get(name) not in (None, 1.0)]:
-        raise NotImplementedError(f"{pretrain}: {hf_config.model_type} changes its logits by {', '.join(odd)}")
+        raise NotImplementedError(
+            f"models that change their logits after the head are not supported: {pretrain} ({hf_config.model_type}) "
+            f"has {', '.join(odd)}. Choose another model."
+        )
     _disable_dropout(hf_config)
     model_class = cast(type[PreTrainedModel], AutoModelForCausalLM._model_mapping[type(hf_config)])
     varlen = supports_varlen(model_class, hf_config)
@@ -67,11 +70,16 @@ def load_config(pretrain: str, packing: Packing) -> LoadedConfig:
 def _read_config(pretrain: str) -> PretrainedConfig:
     looks_like_path = pretrain.startswith((".", "/", "~")) or pretrain.count("/") != 1
     if not Path(pretrain).is_dir() and looks_like_path:
-        raise ValueError(f"the model folder must exist: {pretrain} does not. Check --pretrain.")
+        raise ValueError(f"the model folder must exist: {pretrain} does not. Check the path.")
     try:
         return AutoConfig.from_pretrained(pretrain)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
+        if not Path(pretrain).is_dir():
+            raise ValueError(
+                f"the model must be a folder or a hub id: {pretrain} is no folder here, and the hub has not given it "
+                f"({reason}). Check the path."
+            ) from error
         raise ValueError(
             f"the model folder must hold a Hugging Face configuration (config.json): {pretrain} does not ({reason})."
         ) from error
@@ -118,7 +126,20 @@ def materialize(model: nn.Module, parameter_device: torch.device, buffer_device:
 
 
 def load_tokenizer(pretrain: str) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(pretrain)
+    """Reads the model's tokenizer.
+
+    Raises:
+        ValueError: There is none.
+    """
+    rule = f"the model folder must hold a tokenizer (tokenizer.json): {pretrain} does not"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(pretrain)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{rule} ({str(error).splitlines()[0]}).") from error
+    # Where the files are missing, some classes give a tokenizer with special tokens alone.
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.added_tokens_decoder):
+        raise ValueError(f"{rule}. Copy the tokenizer's files there.")
+    return tokenizer
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, pretrain: str) -> tuple[int, ...]:
@@ -135,7 +156,10 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, pretrain: str) -> tuple[i
 
 def context_length(hf_config: PretrainedConfig) -> int | None:
     """Positions that the model can attend to, or None where its configuration does not say."""
-    return hf_config.get_text_config().to_dict().get("max_position_embeddings")
+    text_config = hf_config.get_text_config()
+    # Older families have it under a name of their own, such as n_positions.
+    name = text_config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+    return text_config.to_dict().get(name)
 
 
 def check_context(hf_config: PretrainedConfig, prompt_max_len: int, generate_max_len: int) -> None:

@@ -52,6 +52,11 @@ class RewardFunction:
         results = self._call_batch(inputs) if self.is_batch else self._call_singles(inputs)
         return [self._output(result, sample.row) for result, sample in zip(results, inputs, strict=True)]
 
+    def check_columns(self, sample: RewardInput) -> None:
+        """Raises ValueError where a required parameter has no column in the sample's row."""
+        columns = _columns(sample)
+        self._accepted(_plural_names(columns) if self.is_batch else columns, sample.row)
+
     def _call_singles(self, inputs: Sequence[RewardInput]) -> list[Any]:
         # All arguments first: an error among them must not leave coroutines that nobody awaits.
         arguments = [self._accepted(_columns(sample), sample.row) for sample in inputs]
@@ -63,7 +68,7 @@ class RewardFunction:
     def _call_batch(self, inputs: Sequence[RewardInput]) -> list[Any]:
         rows = [_columns(sample) for sample in inputs]
         for columns, sample in zip(rows, inputs, strict=True):
-            self._accepted({_plural(name): value for name, value in columns.items()}, sample.row)
+            self._accepted(_plural_names(columns), sample.row)
         names = dict.fromkeys(name for columns in rows for name in columns)
         lists = {_plural(name): [columns.get(name) for columns in rows] for name in names}
         results = self.function([sample.response for sample in inputs], **self._accepted(lists, inputs[0].row))
@@ -166,6 +171,10 @@ def _columns(sample: RewardInput) -> dict[str, Any]:
         "reference": sample.reference,
         "finish_reason": sample.finish_reason,
     }
+
+
+def _plural_names(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {_plural(name): value for name, value in columns.items()}
 
 
 def _plural(name: str) -> str:

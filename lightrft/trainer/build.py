@@ -1,6 +1,7 @@
 """build_trainer: from a configuration to a trainer that is ready to fit."""
 
 import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,10 +25,10 @@ from lightrft.strategy.strategy import get_strategy
 from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
 from lightrft.trainer.fast_exp_maker import FastExperienceMaker, Roles
 from lightrft.trainer.phases import PhaseClock
-from lightrft.trainer.reward_engine import RewardComputationEngine
+from lightrft.trainer.reward_engine import RewardComputationEngine, reward_input
 from lightrft.trainer.spmd_ppo_trainer import SPMDPPOTrainer
 from lightrft.utils.logging import setup_logging
-from lightrft.utils.metrics import NullWriter, RunWriter
+from lightrft.utils.metrics import MetricsWriter, NullWriter, RunWriter
 from lightrft.utils.progress import ProgressDisplay
 from lightrft.utils.sampler import PromptSampler
 
@@ -56,32 +57,68 @@ class Inputs:
     prompts: PromptDataset
     eval_prompts: PromptDataset | None
     sampler: PromptSampler
+    writer: MetricsWriter
 
 
 def check_inputs(config: Config) -> Inputs:
-    """Raises ValueError for whatever a user can get wrong."""
+    """Raises ValueError, NotImplementedError or OSError for whatever a user can get wrong."""
     check_config(config, int(os.environ.get("WORLD_SIZE", "1")))
     strategy = get_strategy(config)
-    reward_fn = resolve_reward(config.reward.reward_fn)
+    reward_fn = load_reward(config.reward.reward_fn)
     model, data, rollout = config.model, config.data, config.rollout
     actor = load_config(model.pretrain, model.packing)
     critic = load_config(model.critic_pretrain or model.pretrain, model.packing)
-    check_context(actor.hf_config, data.prompt_max_len, rollout.generate_max_len)
+    for loaded in (actor, critic):
+        check_context(loaded.hf_config, data.prompt_max_len, rollout.generate_max_len)
     check_tensor_parallel(actor.hf_config, rollout.engine_tp_size)
     tokenizer = load_tokenizer(model.pretrain)
     prompts = load_prompts(data.prompt_data, tokenizer, data, data.max_samples)
     eval_prompts = load_prompts(data.eval_data, tokenizer, data, data.max_eval_samples) if data.eval_data else None
+    for example in [*prompts, *(eval_prompts or [])]:
+        reward_fn.check_columns(reward_input(example, response="", finish_reason="stop"))
     train = config.train
     sampler = PromptSampler(len(prompts), rollout.rollout_batch_size, train.num_episodes, train.seed, data.tail_batch)
-    return Inputs(strategy, actor, critic, tokenizer, reward_fn, prompts, eval_prompts, sampler)
+    writer = open_writer(train.save_path)
+    return Inputs(strategy, actor, critic, tokenizer, reward_fn, prompts, eval_prompts, sampler, writer)
+
+
+def load_reward(spec: str) -> RewardFunction:
+    """The reward function; what the user's own module raises becomes a ValueError that names its line."""
+    try:
+        return resolve_reward(spec)
+    except Exception as error:
+        line = _failing_line(error)
+        if line is None:
+            raise
+        what = error.msg if isinstance(error, SyntaxError) else error
+        reason = f"{type(error).__name__}: {what} ({line})"
+        raise ValueError(f"reward_fn must name a module that loads: {spec}: {reason}. Correct the module.") from error
+
+
+def _failing_line(error: Exception) -> str | None:
+    """File and line of the module whose top level failed, or None where none did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{frame.filename}, line {frame.lineno}" for frame in frames if frame.name == "<module>"]
+    if isinstance(error, SyntaxError):
+        lines.append(f"{error.filename}, line {error.lineno}")
+    return lines[0] if lines else None
+
+
+def open_writer(save_path: str) -> MetricsWriter:
+    """Rank 0's run folder; the other ranks write nothing."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        return NullWriter()
+    try:
+        return RunWriter(save_path, ["model"])
+    except OSError as error:
+        raise ValueError(f"save_path must be a folder that can be written: {error}. Change --save_path.") from error
 
 
 def assemble(config: Config, inputs: Inputs) -> SPMDPPOTrainer:
     strategy = inputs.strategy
     torch.manual_seed(config.train.seed)
     num_steps = min(config.train.max_steps or inputs.sampler.total_steps, inputs.sampler.total_steps)
-    writer = RunWriter(config.train.save_path, ["model"]) if strategy.is_rank_0 else NullWriter()
-    writer.write_config(dump_yaml(config))
+    inputs.writer.write_config(dump_yaml(config))
     phases = PhaseClock(ProgressDisplay(num_steps, enabled=strategy.is_rank_0))
     actor, critic = trained_roles(config, inputs, num_steps)
     initial_model = None
@@ -110,7 +147,7 @@ def assemble(config: Config, inputs: Inputs) -> SPMDPPOTrainer:
         inputs.sampler,
         inputs.tokenizer,
         num_steps,
-        writer,
+        inputs.writer,
         phases,
     )
 

@@ -4,6 +4,7 @@ import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -74,7 +75,7 @@ class PPOTrainer(ABC):
 
     def fit(self) -> dict[str, float]:
         """Trains until the steps are done, leaves the process group, and returns what `summary.json` holds."""
-        with self.phases.progress:
+        with closing(self.writer), self.phases.progress:
             self.update_engine_weights()
             before = after = self.evaluate()
             self.writer.log(0, before)
@@ -153,7 +154,6 @@ class PPOTrainer(ABC):
         """Writes the final model and the summary."""
         self.strategy.save_pretrained(self.actor.model, self.tokenizer, f"{self.config.train.save_path}/model")
         self.writer.write_summary(summary)
-        self.writer.close()
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from lightrft.rewards.functions import RewardFunction
 from lightrft.rewards.records import RewardInput, RewardOutput
 from lightrft.strategy.strategy_base import StrategyBase
-from lightrft.types import Experience
+from lightrft.types import Experience, PromptExample
 
 
 class RewardComputationEngine:
@@ -21,7 +21,7 @@ class RewardComputationEngine:
     def submit(self, samples: Sequence[Experience]) -> None:
         """Starts to score `samples`; `result` waits for it."""
         assert self._pending is None, "the result of an earlier submission was not taken"
-        inputs = [_reward_input(sample) for sample in samples]
+        inputs = [reward_input(sample.example, sample.response, sample.finish_reason) for sample in samples]
         self._pending = _in_daemon_thread(lambda: self.reward_fn(inputs))
 
     def result(self) -> list[RewardOutput]:
@@ -38,16 +38,15 @@ class RewardComputationEngine:
         return outputs
 
 
-def _reward_input(sample: Experience) -> RewardInput:
-    example = sample.example
+def reward_input(example: PromptExample, response: str, finish_reason: str) -> RewardInput:
     return RewardInput(
         prompt=example.prompt,
-        response=sample.response,
+        response=response,
         label=example.label,
         reference=example.reference,
         extra=example.extra,
         row=example.row,
-        finish_reason=sample.finish_reason,
+        finish_reason=finish_reason,
     )
 
 
@@ -58,8 +57,13 @@ def _in_daemon_thread(function: Callable[[], list[RewardOutput]]) -> Future[list
     def run() -> None:
         try:
             future.set_result(function())
-        except BaseException as error:
+        except Exception as error:
             future.set_exception(error)
+        except BaseException as error:
+            # A SystemExit, of a grader that runs a model's code say, would end this rank alone and without a word.
+            failure = RuntimeError(f"the reward function ended its thread by {error!r}")
+            failure.__cause__ = error
+            future.set_exception(failure)
 
     threading.Thread(target=run, name="rewards", daemon=True).start()
     return future

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,9 +153,10 @@ def test_dumped_yaml_keeps_values_that_another_process_wrote_as_other_numbers(tm
     assert parse_config(["--config", write(tmp_path / "config.yaml", dump_yaml(config))]) == config
 
 
-def test_usage_errors_turns_a_value_error_into_a_message_and_code_2(capsys):
+@pytest.mark.parametrize("kind", [ValueError, NotImplementedError, PermissionError])
+def test_usage_errors_turns_a_mistake_into_a_message_and_code_2(kind, capsys):
     with pytest.raises(SystemExit) as stop, usage_errors():
-        raise ValueError("rule: values. remedy.")
+        raise kind("rule: values. remedy.")
     assert stop.value.code == 2
     assert capsys.readouterr().err == "error: rule: values. remedy.\n"
 
@@ -164,10 +166,27 @@ def test_usage_errors_leaves_other_errors_alone():
         raise KeyError("ours")
 
 
-@pytest.mark.parametrize("argv", [["--seed=1", "--seed=2"], ["--seed=x"], ["--nothing"], ["--bf16=1"], ["--gamma=x"]])
-def test_other_ranks_say_nothing_and_exit_alike(argv, monkeypatch, capfd):
+@pytest.mark.parametrize(("rank", "local_rank", "turn"), [("0", "0", 0), ("8", "0", 1), ("9", "1", 2)])
+def test_a_rank_waits_for_rank_0_and_for_the_first_of_its_node_then_tells_its_own_mistake(
+    rank, local_rank, turn, monkeypatch, capsys
+):
+    """Rank 0 may have no such mistake: a folder can lack on one node."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(cli, "HEAD_START_SECONDS", 0.2)
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as stop, usage_errors():
+        raise ValueError("rule: values. remedy.")
+    assert stop.value.code == 2
+    assert time.monotonic() - started >= 0.2 * turn
+    prefix = "" if rank == "0" else f"[rank {rank}] "
+    assert capsys.readouterr().err == f"{prefix}error: rule: values. remedy.\n"
+
+
+@pytest.mark.parametrize("argv", [["--seed=x"], ["--nothing"], ["--gamma=x"]])
+def test_the_parser_speaks_on_rank_0_only(argv, monkeypatch, capfd):
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(cli, "RANK_0_HEAD_START_SECONDS", 0.0)
+    monkeypatch.setattr(cli, "HEAD_START_SECONDS", 0.0)
     with pytest.raises(SystemExit) as stop:
         parse_config([*REQUIRED, *argv])
     assert stop.value.code == 2

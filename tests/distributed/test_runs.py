@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightrft.config import Config, DataConfig
 from lightrft.trainer import build_trainer
@@ -254,7 +255,6 @@ def test_the_run_folder_holds_what_the_readme_says(two_ranks, task, tmp_path):
 
 
 def test_the_saved_model_is_the_trained_one(two_ranks, task, tmp_path):
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     config = make_config(task, tmp_path / "run")
@@ -264,3 +264,33 @@ def test_the_saved_model_is_the_trained_one(two_ranks, task, tmp_path):
     moved = [not torch.equal(a, b) for a, b in zip(saved.parameters(), start.parameters(), strict=True)]
     assert all(moved)
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").decode([4, 5]) == "23"
+
+
+def whitened(task, save_path):
+    from lightrft.rewards.records import RewardOutput
+    from lightrft.trainer.build import assemble, check_inputs
+    from lightrft.trainer.fast_exp_maker import scored
+    from lightrft.utils.means import Means
+
+    algorithm = {"advantage_estimator": "gae", "advantages_norm": True}
+    inputs = check_inputs(config := make_config(task, save_path, algorithm=algorithm))
+    inputs.strategy.setup_distributed()
+    maker = assemble(config, inputs).experience_maker
+    rank = inputs.strategy.rank
+    results = []
+    for scores in ([[1.0, 2.0], [3.0]], [[1.0, 2.0, 3.0], []]):
+        samples = [
+            replace(scored(tiny_models.sample([3], [4], group=i), RewardOutput(score)), values=torch.zeros(1))
+            for i, score in enumerate(scores[rank])
+        ]
+        made = maker.with_advantages(samples, 0.0, Means())
+        results.append([s.advantages.item() for s in made])
+    inputs.strategy.close()
+    return results
+
+
+def test_advantages_are_whitened_over_the_tokens_of_all_ranks(two_ranks, task, tmp_path):
+    """NUM-16: [1, 2] and [3]: mean 2, population deviation 0.8165; a rank without tokens still joins."""
+    (first, every), (second, none) = two_ranks.run(whitened, task, tmp_path)
+    assert first + second == pytest.approx([-1.2247, 0.0, 1.2247], abs=1e-4)
+    assert every == pytest.approx(first + second) and none == []

@@ -72,8 +72,11 @@ class Collectives:
 
     def all_gather_objects(self, obj: Any, group: Group = None) -> list[Any]:
         """Every rank's object, in the order of the group's ranks."""
+        return self._gather("all_gather_objects", obj, group)
+
+    def _gather(self, site: str, obj: Any, group: Group = None) -> list[Any]:
         gathered = [None] * dist.get_world_size(group)
-        with self.site("all_gather_objects"):
+        with self.site(site):
             dist.all_gather_object(gathered, obj, group=group)
         return gathered
 
@@ -115,7 +118,7 @@ class Collectives:
             PhaseError: on every rank, if any rank has an error; a failing rank's own error is its cause.
         """
         text = None if error is None else "".join(traceback.format_exception(error))
-        texts = self.all_gather_objects(text)
+        texts = self._gather(phase, text)
         failures = {rank: text for rank, text in enumerate(texts) if text is not None}
         if failures:
             raise PhaseError(_describe_failures(phase, failures, self.world_size)) from error
