@@ -38,6 +38,8 @@ PROMPT_LEN, ANSWER_LEN = len("47+85="), len("132") + 1
 MISTAKES = (-20, -10, -9, -2, -1, 1, 2, 9, 10, 20)
 """What a wrong answer is off by: slips that a learner makes, in the last digit, the tens or the carry."""
 MARKER = "prepared.json"
+USUAL_LEARN_STEPS = 650
+"""For the display alone: learning ends by accuracy."""
 VERSION = 1
 """Raise it when the same recipe would give another model or other files."""
 
@@ -48,16 +50,13 @@ class Recipe:
 
     seed: int = 0
     num_heldout: int = 500
-    learn_rate: float = 1e-3
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
     learn_batch_size: int = 128
-    learn_warmup_steps: int = 50
-    learn_steps: int = 600
-    """The rate falls to a twentieth over this many steps."""
-    max_learn_steps: int = 1500
     learn_check_steps: int = 50
-    learned_accuracy: float = 0.95
+    max_learn_steps: int = 3000
+    learned_accuracy: float = 0.9
     """Learning ends once greedy decoding is right on more than this share of the held-out pairs."""
-    spoil_rate: float = 3e-4
     spoil_batch_size: int = 256
     wrong_share: float = 0.7
     """Share of wrong answers while the model is spoiled."""
@@ -137,10 +136,14 @@ def draw_batch(pairs: list[Pair], size: int, wrong_share: float, rng: random.Ran
     return torch.tensor([encode(pair, max(0, sum(pair) + error)) for pair, error in zip(chosen, errors, strict=True)])
 
 
-def answer_loss(model: Qwen2ForCausalLM, ids: Tensor) -> Tensor:
-    """Mean cross entropy of the answers' tokens, `<eos>` included."""
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits[:, PROMPT_LEN - 1 :]
-    return F.cross_entropy(logits.flatten(0, 1), ids[:, PROMPT_LEN:].flatten(), ignore_index=PAD)
+def text_loss(model: Qwen2ForCausalLM, ids: Tensor) -> Tensor:
+    """Mean cross entropy of whole texts, `<eos>` included.
+
+    The operands are random, so nothing can be learned from them; but a model that has trained on answers alone is far
+    harder to train on afterwards: its reward stalls near 0.65 instead of rising past 0.9.
+    """
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=PAD)
 
 
 @torch.no_grad()
@@ -159,7 +162,7 @@ def train_step(model: Qwen2ForCausalLM, optimizer: AdamW, ids: Tensor, learning_
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.zero_grad()
-    answer_loss(model, ids).backward()
+    text_loss(model, ids).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
@@ -173,10 +176,9 @@ def learn(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "S
     pairs, heldout = split_pairs(recipe)
     rng = random.Random(recipe.seed)
     for step in range(1, recipe.max_learn_steps + 1):
-        warmup = min(1.0, step / recipe.learn_warmup_steps)
-        decay = max(0.05, 1 - step / recipe.learn_steps)
+        warmup = min(1.0, step / recipe.warmup_steps)
         ids = draw_batch(pairs, recipe.learn_batch_size, 0.0, rng)
-        train_step(model, optimizer, ids, recipe.learn_rate * warmup * decay)
+        train_step(model, optimizer, ids, recipe.learning_rate * warmup)
         display.advance()
         if step % recipe.learn_check_steps == 0:
             accuracy = answer_accuracy(model, heldout)
@@ -192,7 +194,7 @@ def spoil(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "S
     rng = random.Random(recipe.seed + 1)
     for step in range(1, recipe.max_spoil_steps + 1):
         ids = draw_batch(pairs, recipe.spoil_batch_size, recipe.wrong_share, rng)
-        train_step(model, optimizer, ids, recipe.spoil_rate)
+        train_step(model, optimizer, ids, recipe.learning_rate)
         display.advance()
         if step % recipe.spoil_check_steps == 0:
             accuracy = sampled_accuracy(model, heldout, recipe)
@@ -281,9 +283,9 @@ def prepare(output: Path, recipe: Recipe) -> None:
 
 def make_model(recipe: Recipe) -> Qwen2ForCausalLM:
     model = build_model(recipe)
-    optimizer = AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = AdamW(model.parameters(), weight_decay=0.01)
     with StageDisplay(
-        "Stage 1 of 2: a tiny model learns two-digit addition from examples.", recipe.learn_steps
+        "Stage 1 of 2: a tiny model learns two-digit addition from examples.", USUAL_LEARN_STEPS
     ) as display:
         learn(model, optimizer, recipe, display)
     title = f"Stage 2 of 2: it is spoiled on purpose, with examples of which {recipe.wrong_share:.0%} are wrong."

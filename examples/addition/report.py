@@ -25,14 +25,16 @@ Held-out sums answered right, sampled as in training:
   before {summary["accuracy_before"]:6.1%}
   after  {summary["accuracy_after"]:6.1%}   {summary["steps"]} steps in {summary["train_seconds"]:.0f} s
 
-Run folder {run}
-  samples.jsonl  every answer with its reward      metrics.jsonl  a line a step
-  config.yaml    every flag of the run             model/         loads with transformers
+Run folder: {run}
+  samples.jsonl   every answer and its reward
+  metrics.jsonl   every figure of each step
+  config.yaml     every flag of the run
+  model/          loads with transformers
 
-Try next
-  make quickstart ARGS="--temperature 0.7"         fewer kinds of mistakes to learn from
-  make quickstart ARGS="--advantage_estimator gae" PPO with a critic
-  make quickstart SEED=1 RUN=runs/seed-1           another model and split
+Try next:
+  make quickstart ARGS="--temperature 0.7"
+  make quickstart ARGS="--advantage_estimator gae"   (PPO with a critic)
+  make quickstart SEED=1 RUN=runs/seed-1             (another model)
   .venv/bin/tensorboard --logdir {run}"""
 
 

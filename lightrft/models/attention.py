@@ -4,6 +4,7 @@ A packed row holds several samples; their borders arrive as `cu_seq_lens_q`. On 
 kernel runs over the whole row, elsewhere scaled dot-product attention runs once per sample.
 """
 
+import functools
 import inspect
 
 import torch
@@ -15,7 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 VARLEN = "varlen"
 
 # torch 2.11 takes fewer key than query heads as they come; later versions want to be told.
-_HAS_GQA_FLAG = "enable_gqa" in inspect.signature(varlen_attn).parameters
+_varlen_attn = varlen_attn
+if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+    _varlen_attn = functools.partial(varlen_attn, enable_gqa=True)
 
 
 def varlen_attention(
@@ -49,10 +52,10 @@ def varlen_attention(
         raise ValueError(
             f"{type(module).__name__}: varlen attention is causal and takes one row without mask or sliding window"
         )
-    gqa = query.shape[1] != key.shape[1]
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling, gqa), None
+        return _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling), None
     lengths = torch.diff(cu_seq_lens_q).tolist()
+    gqa = query.shape[1] != key.shape[1]
     parts = [
         F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=gqa)
         for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
@@ -60,13 +63,10 @@ def varlen_attention(
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int, scale: float | None, gqa: bool
-) -> Tensor:
+def _flash(query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int, scale: float | None) -> Tensor:
     """The GPU body; shapes are those of `varlen_attention`."""
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-    options = {"scale": scale, "window_size": (-1, 0)} | ({"enable_gqa": gqa} if _HAS_GQA_FLAG else {})
-    out = varlen_attn(q, k, v, borders, borders, longest, longest, **options)
+    out = _varlen_attn(q, k, v, borders, borders, longest, longest, scale=scale, window_size=(-1, 0))
     assert isinstance(out, Tensor)
     return out[None]
 

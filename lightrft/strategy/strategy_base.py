@@ -31,6 +31,7 @@ from lightrft.strategy.utils.distributed_util import (
     rollout_dp_groups,
     rollout_tp_groups,
 )
+from lightrft.strategy.utils.exit import end_after_uncaught_exception
 from lightrft.strategy.utils.watch import start_watch
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds, WeightSpec
 
@@ -85,6 +86,7 @@ class StrategyBase(ABC):
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
             self._init_process_group()
+        end_after_uncaught_exception()
         self.collectives = Collectives(self.device)
         self.watch = start_watch(self.collectives, timeout, os.environ["MASTER_ADDR"])
         tp_size = self.config.rollout.engine_tp_size

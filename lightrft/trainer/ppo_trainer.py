@@ -75,23 +75,28 @@ class PPOTrainer(ABC):
 
     def fit(self) -> dict[str, float]:
         """Trains until the steps are done, leaves the process group, and returns what `summary.json` holds."""
-        with closing(self.writer), self.phases.progress:
-            self.update_engine_weights()
-            before = after = self.evaluate()
-            self.writer.log(0, before)
-            train_seconds = 0.0
-            for step, rows in enumerate(islice(self.sampler, self.num_steps), start=1):
-                started = time.perf_counter()
-                metrics = self.train_step(step, rows)
-                train_seconds += time.perf_counter() - started
-                if step == self.num_steps:
-                    after = self.evaluate()
-                self.writer.log(step, metrics | after if step == self.num_steps else metrics)
-                self.phases.progress.step(step, metrics)
-        summary = {"steps": self.num_steps, "train_seconds": train_seconds} | before_and_after(before, after)
-        self.save(summary)
+        with closing(self.writer):
+            with self.phases.progress:
+                summary = self.train()
+            self.save(summary)
         self.strategy.close()
         return summary
+
+    def train(self) -> dict[str, float]:
+        """All steps, with evaluation before and after them."""
+        self.update_engine_weights()
+        before = after = self.evaluate()
+        self.writer.log(0, before)
+        train_seconds = 0.0
+        for step, rows in enumerate(islice(self.sampler, self.num_steps), start=1):
+            started = time.perf_counter()
+            metrics = self.train_step(step, rows)
+            train_seconds += time.perf_counter() - started
+            if step == self.num_steps:
+                after = self.evaluate()
+            self.writer.log(step, metrics | after if step == self.num_steps else metrics)
+            self.phases.progress.step(step, metrics)
+        return {"steps": self.num_steps, "train_seconds": train_seconds} | before_and_after(before, after)
 
     def train_step(self, step: int, rows: Sequence[int]) -> dict[str, float]:
         """One iteration: rollout, roles, rewards, update, weight sync, in the order of the runtime architecture."""

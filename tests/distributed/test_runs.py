@@ -1,5 +1,7 @@
 """Whole runs: the same numbers whatever the layout of ranks and micro-batches, and what a run leaves behind."""
 
+import contextlib
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,54 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightrft.config import Config, DataConfig
+from lightrft.config import Config, dump_yaml
 from lightrft.trainer import build_trainer
 from tests import tiny_models
-from tests.distributed.runs import config as base_config
+from tests.distributed.runs import make_config, read
+from tests.distributed.torchrun import torchrun
 
-ROLLOUT = {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "generate_max_len": 6}
-TRAIN = {"train_batch_size": 16, "micro_train_batch_size": 4, "max_steps": 2}
-OPTIMIZER = {
-    "actor_learning_rate": 1e-3,
-    "critic_learning_rate": 1e-3,
-    "lr_scheduler": "constant",
-    "lr_warmup_steps": 0,
-}
-
-
-@pytest.fixture(scope="session")
-def task(tmp_path_factory):
-    """Folder of a tiny model, and of prompts whose reward has variance: does the response hold this digit?"""
-    folder = tmp_path_factory.mktemp("task")
-    tiny_models.save_model(folder / "model")
-    rows = [{"input": f"{a}+{b}=", "label": str(b)} for a in range(4) for b in range(3)]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def make_config(task: Path, save_path: Path, **owners) -> Config:
-    changes = {
-        "algorithm": {"advantage_estimator": "group_norm", "init_kl_coef": 0.0},
-        "rollout": ROLLOUT,
-        "train": TRAIN | {"save_path": str(save_path)},
-        "optimizer": OPTIMIZER,
-        "reward": {"reward_fn": "contains_answer"},
-    }
-    for owner, change in owners.items():
-        changes[owner] = changes.get(owner, {}) | change
-    data = DataConfig(prompt_data=str(task / "prompts.jsonl"), prompt_max_len=8)
-    data = replace(data, **changes.pop("data", {}))
-    return replace(base_config(str(task / "model"), **changes), data=data)
+TRAIN = Path(__file__).parents[2] / "examples" / "addition" / "train.py"
 
 
 def run(config: Config) -> list[dict]:
     """What metrics.jsonl holds after a run on the ranks at hand."""
     build_trainer(config).fit()
     return read(config, "metrics.jsonl")
-
-
-def read(config: Config, name: str) -> list[dict]:
-    return [json.loads(line) for line in (Path(config.train.save_path) / name).read_text().splitlines()]
 
 
 def responses(config: Config) -> list[tuple]:
@@ -252,6 +219,52 @@ def test_the_run_folder_holds_what_the_readme_says(two_ranks, task, tmp_path):
     assert summary["reward_after"] == history[2]["eval/mean"]
     assert summary["train_seconds"] > 0
     assert list((folder / "tensorboard").glob("events*"))
+
+
+def test_two_ranks_under_torchrun_leave_one_run_folder_and_say_each_thing_once(task, tmp_path):
+    """CLI-03: without a key, a network or standard input."""
+    config = make_config(task, tmp_path / "runs" / "one")
+    (tmp_path / "run.yaml").write_text(dump_yaml(config))
+    ended = torchrun(TRAIN, "--config", str(tmp_path / "run.yaml"))
+    assert (ended.returncode, ended.left) == (0, [])
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["one"]
+    names = ["config.yaml", "metrics.jsonl", "model", "samples.jsonl", "summary.json", "tensorboard"]
+    assert sorted(path.name for path in (tmp_path / "runs" / "one").iterdir()) == names
+    assert [line["step"] for line in read(config, "metrics.jsonl")] == [0, 1, 2]
+    assert len(list((tmp_path / "runs" / "one" / "tensorboard").iterdir())) == 1
+    for text in ("12 prompts in batches of 4", "step 1/2: ", "step 2/2: "):
+        assert ended.output.count(text) == 1, text
+
+
+def logged_run(config: Config) -> tuple[int, str]:
+    """Optimizer steps of this rank, and what it logged."""
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        trainer = build_trainer(config)
+        trainer.fit()
+    return trainer.actor.scheduler.last_epoch, log.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("tail", "steps", "rule"),
+    [
+        ("drop", 4, "2 steps per episode, 4 in all; tail_batch=drop: the last 1 of an episode's order are left out"),
+        ("pad", 6, "3 steps per episode, 6 in all; tail_batch=pad: an episode's last batch takes 1 from the next"),
+    ],
+)
+def test_two_episodes_of_five_prompts_take_equal_steps_on_both_ranks(two_ranks, task, tmp_path, tail, steps, rule):
+    """DIST-05: batches of 2: 5 = 2 + 2 + 1, and the last one is left out or filled up."""
+    config = make_config(
+        task,
+        tmp_path,
+        data={"max_samples": 5, "tail_batch": tail},
+        rollout={"rollout_batch_size": 2},
+        train={"train_batch_size": 8, "num_episodes": 2, "max_steps": None},
+    )
+    (steps_of_0, log_of_0), (steps_of_1, log_of_1) = two_ranks.run(logged_run, config)
+    assert (steps_of_0, steps_of_1) == (steps, steps)
+    assert [line["step"] for line in read(config, "metrics.jsonl")] == list(range(steps + 1))
+    assert log_of_0.count(f"5 prompts in batches of 2: {rule}") == 1
+    assert "prompts in batches" not in log_of_1
 
 
 def test_the_saved_model_is_the_trained_one(two_ranks, task, tmp_path):
