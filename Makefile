@@ -20,7 +20,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Two ranks on two cores: threads that wait for each other by spinning make it up to eight times slower.
-CPU := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
+CPU := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
 
 # addition.yaml names the folder of seed 0; another seed has its own.
 ifeq ($(SEED),0)

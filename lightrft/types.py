@@ -129,7 +129,6 @@ class MicroBatch:
     """Where each sample's last token stands, in the same flattening."""
     target_ids: Int[Tensor, "response_tokens"]
     action_mask: Bool[Tensor, "response_tokens"]
-    finish_reasons: tuple[FinishReason, ...]
     action_log_probs: Float[Tensor, "response_tokens"] | None = None
     rollout_log_probs: Float[Tensor, "response_tokens"] | None = None
     base_action_log_probs: Float[Tensor, "response_tokens"] | None = None

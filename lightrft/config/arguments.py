@@ -135,7 +135,7 @@ class OptimizerConfig:
     max_norm: float = 1.0
     """Gradients are clipped to this global norm, for each model; 0 does not clip."""
     max_nonfinite_steps: int = 5
-    """Optimizer steps in a row that may be skipped for a loss or gradient that is not finite, before the run stops."""
+    """A step whose loss or gradient is not finite is skipped; after this many in a row the run stops."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ RANGES: dict[str, Range] = {
     "adam_eps": ABOVE_0,
     "l2": AT_LEAST_0,
     "max_norm": AT_LEAST_0,
-    "max_nonfinite_steps": AT_LEAST_0,
+    "max_nonfinite_steps": AT_LEAST_1,
     "train_batch_size": AT_LEAST_1,
     "micro_train_batch_size": AT_LEAST_1,
     "max_tokens_per_micro_batch": AT_LEAST_1,
@@ -61,15 +61,21 @@ RANGES: dict[str, Range] = {
 """What a flag's value must be, where it is set."""
 
 
-def check_config(config: Config, world_size: int) -> None:
+def check_config(config: Config, world_size: int, local_world_size: int | None = None) -> None:
     """Refuses settings that cannot work, before models, data or process groups exist.
+
+    Args:
+        config: All flags.
+        world_size: Ranks of the run.
+        local_world_size: Those on this node; None means that all are.
 
     Raises:
         ValueError: some rule is broken; one line for each, `rule: values. remedy.`
     """
     errors = list(_ranges(config))
     # The arithmetic below divides by sizes that these have to be right for.
-    errors += [] if errors else list(_batch_arithmetic(config, world_size))
+    if not errors:
+        errors += [*_rollout_groups(config, world_size, local_world_size), *_batch_arithmetic(config, world_size)]
     errors += [*_algorithm(config), *_strategy(config), *_files(config), *_reward(config)]
     if errors:
         raise ValueError("\n".join(errors))
@@ -89,13 +95,24 @@ def _ranges(config: Config) -> Iterator[str]:
             yield f"{name} must be {RANGES[name][0]}: {name}={value}. Change --{name}."
 
 
-def _batch_arithmetic(config: Config, world_size: int) -> Iterator[str]:
-    rollout, train, tp_size = config.rollout, config.train, config.rollout.engine_tp_size
+def _rollout_groups(config: Config, world_size: int, local_world_size: int | None) -> Iterator[str]:
+    tp_size = config.rollout.engine_tp_size
     if world_size % tp_size:
         yield (
             f"WORLD_SIZE must be a multiple of engine_tp_size: {world_size} ranks, engine_tp_size={tp_size}. "
             f"Set --engine_tp_size to {_alternatives(_divisors(world_size))}."
         )
+    elif local_world_size is not None and local_world_size % tp_size:
+        fitting = _divisors(math.gcd(world_size, local_world_size))
+        yield (
+            f"A rollout group must lie inside one node, so LOCAL_WORLD_SIZE must be a multiple of engine_tp_size: "
+            f"{local_world_size} of {world_size} ranks on this node, engine_tp_size={tp_size}. "
+            f"Set --engine_tp_size to {_alternatives(fitting)}."
+        )
+
+
+def _batch_arithmetic(config: Config, world_size: int) -> Iterator[str]:
+    rollout, train = config.rollout, config.train
     per_forward = 1 if train.max_tokens_per_micro_batch else train.micro_train_batch_size * world_size
     if train.train_batch_size % per_forward:
         yield (

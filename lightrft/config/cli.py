@@ -13,7 +13,8 @@ from typing import NoReturn
 import tyro
 
 from lightrft.config.arguments import Config
-from lightrft.config.flags import flag_types
+from lightrft.config.flags import field_of_spelling, flag_types, spelling
+from lightrft.config.translate import translate
 from lightrft.config.yaml_file import dump_yaml, yaml_tokens
 
 __all__ = ["dump_yaml", "parse_config", "usage_errors"]
@@ -32,7 +33,9 @@ def parse_config(argv: Sequence[str] | None = None, prog: str | None = None) -> 
         prog: Name of the program in the help text.
     """
     with usage_errors():
-        tokens = _expand(list(sys.argv[1:] if argv is None else argv))
+        translation = translate(sys.argv[1:] if argv is None else argv)
+        tokens = _expand(translation.tokens)
+    _warn(translation.warnings)
     try:
         with contextlib.nullcontext() if _rank() == 0 else contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(
@@ -69,6 +72,12 @@ def _fail(message: str | None) -> NoReturn:
     raise SystemExit(2)
 
 
+def _warn(warnings: Sequence[str]) -> None:
+    if _rank() == 0:
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+
+
 def _turn() -> int:
     """How many others speak before this rank: rank 0, then the first rank of its own node."""
     if _rank() == 0:
@@ -83,7 +92,7 @@ def _rank() -> int:
 def _expand(argv: list[str]) -> list[str]:
     """Tokens for tyro: the command line's own, then those of the config file for flags that it does not name."""
     given = _named_flags(argv)
-    tokens = ["--no_enable_engine_sleep" if _spelling(token) == "--disable_engine_sleep" else token for token in argv]
+    tokens = ["--no_enable_engine_sleep" if spelling(token) == "--disable_engine_sleep" else token for token in argv]
     if "config" not in given:
         return tokens
     start = given["config"]
@@ -102,10 +111,10 @@ def _named_flags(argv: list[str]) -> dict[str, int]:
     Raises:
         ValueError: a flag is given twice (tyro silently takes the last), or a switch is given a value.
     """
-    fields = _field_of_spelling()
+    fields = field_of_spelling()
     positions: dict[str, int] = {}
     for position, (token, following) in enumerate(pairwise([*argv, "--"])):
-        name = fields.get(_spelling(token))
+        name = fields.get(spelling(token))
         if name is None:
             continue
         if name in positions:
@@ -115,18 +124,3 @@ def _named_flags(argv: list[str]) -> dict[str, int]:
             written = token if "=" in token else f"{token} {following}"
             raise ValueError(f"A switch takes no value: {written}. Write --{name} or --no_{name}.")
     return positions
-
-
-def _field_of_spelling() -> dict[str, str]:
-    switches = [name for name, kind in flag_types().items() if kind is bool]
-    return {
-        **{f"--{name}": name for name in (*flag_types(), "config")},
-        **{f"--no_{name}": name for name in switches},
-        "--disable_engine_sleep": "enable_engine_sleep",
-    }
-
-
-def _spelling(token: str) -> str:
-    """A token without its `=value`, as the help text spells flags."""
-    flag = token.partition("=")[0]
-    return "--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag

@@ -1,7 +1,6 @@
 """YAML form of a Config: a flat mapping with the names of the flags."""
 
 import difflib
-import re
 from collections import Counter
 from pathlib import Path
 from types import NoneType
@@ -10,10 +9,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from lightrft.config.arguments import Config
-from lightrft.config.flags import flag_types, flag_values
-
-FLAG_LIKE = re.compile(r"--$|-+[^\W\d_]")
-"""Later items of a list go to the command line's parser as tokens of their own, where these would be flags."""
+from lightrft.config.flags import flag_types, flag_values, is_flag
 
 
 def dump_yaml(config: Config) -> str:
@@ -66,7 +62,8 @@ def _tokens(name: str, value: Any) -> list[str]:
     # A bare `yes`, `1.0` or `010` is not text for YAML, and would come back as other text than was written.
     if str in (kind, *get_args(kind)) and not all(isinstance(item, str | NoneType) for item in items):
         raise ValueError(f"{name} must be text: {value!r}. Put it in quotes.")
-    if any(FLAG_LIKE.match(str(item)) for item in items[1:]):
+    # They go to the command line's parser as tokens of their own.
+    if any(is_flag(str(item)) for item in items[1:]):
         raise ValueError(f"{name} may hold a text like a flag only in the first place: {value!r}. Put it there.")
     return [f"--{name}={items[0]}", *map(str, items[1:])] if items else [f"--{name}"]
 

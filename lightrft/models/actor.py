@@ -21,7 +21,7 @@ class ActorOutput(NamedTuple):
 class Actor(nn.Module):
     """A causal language model that returns log-probs of response tokens, the same for packed and padded layouts."""
 
-    def __init__(self, model: PreTrainedModel, chunk_size: int = 512, entropy_grad: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, chunk_size: int = 128, entropy_grad: bool = False) -> None:
         super().__init__()
         self.model = model
         self.log_prob_head = LogProbHead(chunk_size, entropy_grad)

@@ -83,5 +83,7 @@ AttentionMaskInterface.register(VARLEN, reject_mask)
 
 def supports_varlen(model_class: type[PreTrainedModel], config: PretrainedConfig) -> bool:
     """Whether every layer is plain causal attention that goes through transformers' attention interface."""
-    layer_types = config.to_dict().get("layer_types") or ["full_attention"]
-    return model_class._supports_attention_backend and set(layer_types) == {"full_attention"}
+    values = config.get_text_config().to_dict()
+    layer_types = values.get("layer_types")
+    full = set(layer_types) == {"full_attention"} if layer_types else values.get("sliding_window") is None
+    return model_class._supports_attention_backend and full

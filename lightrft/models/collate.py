@@ -46,7 +46,6 @@ def collate(
         last_index=last_index.to(device),
         target_ids=torch.cat([sample.input_ids[sample.response_start :] for sample in samples]).to(device),
         action_mask=(action_mask if keep else torch.zeros_like(action_mask)).to(device),
-        finish_reasons=tuple(sample.finish_reason for sample in samples),
         action_log_probs=field("action_log_probs"),
         rollout_log_probs=field("rollout_log_probs"),
         base_action_log_probs=field("base_action_log_probs"),

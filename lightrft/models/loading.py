@@ -1,9 +1,10 @@
 """Loading: from a Hugging Face folder to a model whose weights are not there yet, and to the weights."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -18,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lightrft.config.arguments import Packing
 from lightrft.models.attention import VARLEN, supports_varlen
@@ -27,7 +29,7 @@ Kind: TypeAlias = Literal["causal_lm", "trunk"]
 _AUTO_CLASSES = {"causal_lm": AutoModelForCausalLM, "trunk": AutoModel}
 
 # Each changes the logits after hidden @ weight.T, which LogProbHead does not know.
-_UNSUPPORTED_LOGIT_RULES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_UNSUPPORTED_LOGIT_RULES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,17 @@ class LoadedConfig:
     attention: str
 
 
-def load_config(pretrain: str, packing: Packing) -> LoadedConfig:
+def load_config(pretrain: str, packing: Packing, kind: Kind = "causal_lm") -> LoadedConfig:
     """Reads a model's configuration and checks that it is a causal language model that we can train.
+
+    A trunk may come from a model with another head, such as a reward model.
 
     Raises:
         ValueError: The folder is absent, has no configuration, or holds another kind of model.
         NotImplementedError: Its head does more than a matrix product.
     """
     hf_config = _read_config(pretrain)
-    if type(hf_config) not in AutoModelForCausalLM._model_mapping:
+    if not _is_causal(hf_config, kind):
         raise ValueError(
             f"the model must be a causal language model: {pretrain} holds a {hf_config.model_type} "
             f"({', '.join(hf_config.architectures or ['no architecture named'])}). Choose another folder."
@@ -65,6 +69,17 @@ def load_config(pretrain: str, packing: Packing) -> LoadedConfig:
     layout: Layout = "packed" if packing == "packed" or (packing == "auto" and varlen) else "padded"
     attention = VARLEN if layout == "packed" and varlen else "sdpa"
     return LoadedConfig(pretrain, hf_config, layout, attention)
+
+
+def _is_causal(hf_config: PretrainedConfig, kind: Kind) -> bool:
+    """Whether transformers knows a causal model of this type, and the weights, where it says so, are of that class.
+
+    Encoders have such a class as well, but their folders name another one.
+    """
+    if type(hf_config) not in AutoModelForCausalLM._model_mapping:
+        return False
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
+    return kind == "trunk" or not hf_config.architectures or causal in hf_config.architectures
 
 
 def _read_config(pretrain: str) -> PretrainedConfig:
@@ -102,8 +117,16 @@ def empty_model(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> PreTrai
 
 
 def pretrained_weights(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every weight on the host, once, by the name that `empty_model` gives it."""
-    model = _AUTO_CLASSES[kind].from_pretrained(loaded.pretrain, config=loaded.hf_config, dtype=dtype)
+    """Every weight on the host, once, by the name that `empty_model` gives it.
+
+    Raises:
+        ValueError: The folder lacks a weight, or holds one of another shape; transformers would draw it at random.
+    """
+    model, info = _AUTO_CLASSES[kind].from_pretrained(
+        loaded.pretrain, config=loaded.hf_config, dtype=dtype, output_loading_info=True
+    )
+    if faults := sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]):
+        raise ValueError(f"the model folder must hold every weight: {loaded.pretrain} lacks {', '.join(faults[:5])}.")
     return dict(persistent_tensors(model))
 
 
@@ -142,16 +165,16 @@ def load_tokenizer(pretrain: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase, pretrain: str) -> tuple[int, ...]:
-    """Ids that end a response: the tokenizer's end token and those of the model's generation config.
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, loaded: LoadedConfig) -> tuple[int, ...]:
+    """Ids that end a response: those of the tokenizer, of the model's configuration and of its generation config.
 
     Chat models often end a turn with an id that is not the tokenizer's end token.
     """
-    declared: list[Any] = [tokenizer.eos_token_id]
-    if (Path(pretrain) / "generation_config.json").exists():
-        ids = GenerationConfig.from_pretrained(pretrain).eos_token_id
-        declared += ids if isinstance(ids, list) else [ids]
-    return tuple(sorted({int(i) for i in declared if i is not None}))
+    declared = [tokenizer.eos_token_id, loaded.hf_config.get_text_config().to_dict().get("eos_token_id")]
+    with suppress(OSError):  # A model need not have a generation config.
+        declared.append(GenerationConfig.from_pretrained(loaded.pretrain).eos_token_id)
+    ids = [i for value in declared for i in (value if isinstance(value, list) else [value])]
+    return tuple(sorted({int(i) for i in ids if i is not None}))
 
 
 def context_length(hf_config: PretrainedConfig) -> int | None:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from lightrft.rewards.builtin import REWARDS
-from lightrft.rewards.records import RewardInput, RewardOutput
+from lightrft.rewards.records import RESERVED_COMPONENTS, RewardInput, RewardOutput
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -41,15 +41,19 @@ class RewardFunction:
         self.parameters = {parameter.name: parameter for parameter in parameters[1:] if parameter.kind in NAMED}
         self.takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
-    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
-        """One output for each input, in order; not to be called where an event loop runs.
+    def __call__(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[RewardOutput]:
+        """One output for each input, in order.
+
+        Args:
+            runner: Whose event loop runs what is async: a run's one loop, for a user's client or lock is bound to it.
 
         Raises:
-            ValueError: a required parameter has no column, or a result is missing, of a wrong type or not finite.
+            ValueError: a required parameter has no column, or a result is missing, of a wrong type, not finite or
+                named like a metric of the score.
         """
         if not inputs:
             return []
-        results = self._call_batch(inputs) if self.is_batch else self._call_singles(inputs)
+        results = self._call_batch(inputs, runner) if self.is_batch else self._call_singles(inputs, runner)
         return [self._output(result, sample.row) for result, sample in zip(results, inputs, strict=True)]
 
     def check_columns(self, sample: RewardInput) -> None:
@@ -57,15 +61,15 @@ class RewardFunction:
         columns = _columns(sample)
         self._accepted(_plural_names(columns) if self.is_batch else columns, sample.row)
 
-    def _call_singles(self, inputs: Sequence[RewardInput]) -> list[Any]:
+    def _call_singles(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Any]:
         # All arguments first: an error among them must not leave coroutines that nobody awaits.
         arguments = [self._accepted(_columns(sample), sample.row) for sample in inputs]
         results = [
             self.function(sample.response, **keywords) for sample, keywords in zip(inputs, arguments, strict=True)
         ]
-        return asyncio.run(_gather(results)) if any(map(inspect.isawaitable, results)) else results
+        return runner.run(_gather(results)) if any(map(inspect.isawaitable, results)) else results
 
-    def _call_batch(self, inputs: Sequence[RewardInput]) -> list[Any]:
+    def _call_batch(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Any]:
         rows = [_columns(sample) for sample in inputs]
         for columns, sample in zip(rows, inputs, strict=True):
             self._accepted(_plural_names(columns), sample.row)
@@ -73,7 +77,7 @@ class RewardFunction:
         lists = {_plural(name): [columns.get(name) for columns in rows] for name in names}
         results = self.function([sample.response for sample in inputs], **self._accepted(lists, inputs[0].row))
         if inspect.isawaitable(results):
-            (results,) = asyncio.run(_gather([results]))
+            (results,) = runner.run(_gather([results]))
         if not isinstance(results, Iterable) or isinstance(results, str | Mapping):
             raise ValueError(f"A batch reward must return a list: {self.name} returned {type(results).__name__}.")
         results = list(results)
@@ -100,6 +104,12 @@ class RewardFunction:
         numbers = result if isinstance(result, Mapping) else {"score": result}
         if "score" not in numbers:
             raise ValueError(f"A reward mapping needs `score`: {self.name} returned {result!r} for row {row}.")
+        reserved = [name for name in RESERVED_COMPONENTS if name in numbers]
+        if reserved:
+            raise ValueError(
+                f"A reward mapping may not use the names of the score's own metrics, {', '.join(RESERVED_COMPONENTS)}: "
+                f"{self.name} returned {', '.join(reserved)} in {result!r} for row {row}. Rename it."
+            )
         components = {name: self._number(value, result, row) for name, value in numbers.items() if name != "score"}
         score = numbers["score"]
         return RewardOutput(None if score is None else self._number(score, result, row), components)

@@ -86,7 +86,7 @@ class StrategyBase(ABC):
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
             self._init_process_group()
-        end_after_uncaught_exception()
+        self._undo_exit_hook = end_after_uncaught_exception()
         self.collectives = Collectives(self.device)
         self.watch = start_watch(self.collectives, timeout, os.environ["MASTER_ADDR"])
         tp_size = self.config.rollout.engine_tp_size
@@ -109,12 +109,21 @@ class StrategyBase(ABC):
         """Ends the watch, and the process group where it was made here. Every rank must call it."""
         self.collectives.barrier()
         self.watch.stop()
+        self._undo_exit_hook()
         if self._owns_group:
             dist.destroy_process_group()
 
     @property
     def is_rank_0(self) -> bool:
         return self.rank == 0
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """A site that ends when the device has done its work, so that the watch sees a rank which hangs in it."""
+        with self.collectives.site(name):
+            yield
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
 
     # Models: what a backend supplies
 
@@ -177,7 +186,7 @@ class StrategyBase(ABC):
     def _count_nonfinite(self, name: str, skipped: bool, grad_norm: float) -> None:
         self._nonfinite_in_a_row[name] = self._nonfinite_in_a_row.get(name, 0) + 1 if skipped else 0
         limit = self.config.optimizer.max_nonfinite_steps
-        if self._nonfinite_in_a_row[name] >= limit:
+        if skipped and self._nonfinite_in_a_row[name] >= limit:
             raise RuntimeError(
                 f"{limit} {name} steps in a row had a loss or gradient norm that is not finite (last norm "
                 f"{grad_norm}). Lower the learning rate, or raise --max_nonfinite_steps."
@@ -220,6 +229,8 @@ class StrategyBase(ABC):
         gathered = self.collectives.all_gather_objects((list(prompts), list(seeds)), self.tp_group)
         all_prompts = [prompt for member, _ in gathered for prompt in member]
         all_seeds = [seed for _, member in gathered for seed in member]
+        with self.collectives.collect("engine wake-up"):
+            self._engine().wake_up()
         outputs = self._engine().generate(all_prompts, params, all_seeds)
         start = sum(len(member) for member, _ in gathered[: dist.get_rank(self.tp_group)])
         return outputs[start : start + len(prompts)]
@@ -310,6 +321,16 @@ def hf_model_of(role: nn.Module) -> PreTrainedModel:
     return model
 
 
+def check_devices() -> None:
+    """Raises ValueError when this node has GPUs, but fewer than ranks."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if 0 < torch.cuda.device_count() < ranks:
+        raise ValueError(
+            f"each rank of a node needs a GPU of its own: {ranks} ranks, {torch.cuda.device_count()} GPUs. "
+            "Start fewer ranks, or set CUDA_VISIBLE_DEVICES= to run on the CPU."
+        )
+
+
 def _device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -331,8 +352,8 @@ def _empty_cache(device: torch.device) -> None:
 @contextmanager
 def moved(move_in: Callable[[], None], move_out: Callable[[], None]) -> Iterator[None]:
     """Runs `move_out` at the end whatever happens: an exception leaves nothing on the wrong device."""
-    move_in()
     try:
+        move_in()
         yield
     finally:
         move_out()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from lightrft.config import Config, check_config, dump_yaml, usage_errors
 from lightrft.datasets.prompts import PromptDataset, load_prompts
@@ -22,15 +23,17 @@ from lightrft.models.loading import (
 )
 from lightrft.rewards.functions import RewardFunction, resolve_reward
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
+from lightrft.strategy.strategy_base import StrategyBase, TrainedRole, check_devices
 from lightrft.trainer.fast_exp_maker import FastExperienceMaker, Roles
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.reward_engine import RewardComputationEngine, reward_input
 from lightrft.trainer.spmd_ppo_trainer import SPMDPPOTrainer
-from lightrft.utils.logging import setup_logging
+from lightrft.utils.logging import get_logger, setup_logging
 from lightrft.utils.metrics import MetricsWriter, NullWriter, RunWriter
 from lightrft.utils.progress import ProgressDisplay
 from lightrft.utils.sampler import PromptSampler
+
+logger = get_logger(__name__)
 
 
 def build_trainer(config: Config) -> SPMDPPOTrainer:
@@ -39,6 +42,7 @@ def build_trainer(config: Config) -> SPMDPPOTrainer:
     A user's mistake ends the process with one message before any model is loaded.
     """
     setup_logging(int(os.environ.get("RANK", "0")))
+    disable_progress_bar()
     with usage_errors():
         inputs = check_inputs(config)
     inputs.strategy.setup_distributed()
@@ -62,12 +66,14 @@ class Inputs:
 
 def check_inputs(config: Config) -> Inputs:
     """Raises ValueError, NotImplementedError or OSError for whatever a user can get wrong."""
-    check_config(config, int(os.environ.get("WORLD_SIZE", "1")))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_config(config, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+    check_devices()
     strategy = get_strategy(config)
     reward_fn = load_reward(config.reward.reward_fn)
     model, data, rollout = config.model, config.data, config.rollout
     actor = load_config(model.pretrain, model.packing)
-    critic = load_config(model.critic_pretrain or model.pretrain, model.packing)
+    critic = load_config(model.critic_pretrain or model.pretrain, model.packing, "trunk")
     for loaded in (actor, critic):
         check_context(loaded.hf_config, data.prompt_max_len, rollout.generate_max_len)
     check_tensor_parallel(actor.hf_config, rollout.engine_tp_size)
@@ -117,7 +123,7 @@ def open_writer(save_path: str) -> MetricsWriter:
 def assemble(config: Config, inputs: Inputs) -> SPMDPPOTrainer:
     strategy = inputs.strategy
     torch.manual_seed(config.train.seed)
-    num_steps = min(config.train.max_steps or inputs.sampler.total_steps, inputs.sampler.total_steps)
+    num_steps = steps_of_run(config, inputs.sampler)
     inputs.writer.write_config(dump_yaml(config))
     phases = PhaseClock(ProgressDisplay(num_steps, enabled=strategy.is_rank_0))
     actor, critic = trained_roles(config, inputs, num_steps)
@@ -132,7 +138,7 @@ def assemble(config: Config, inputs: Inputs) -> SPMDPPOTrainer:
         Roles(actor.model, initial_model, None if critic is None else critic.model),
         RewardComputationEngine(strategy, inputs.reward_fn),
         inputs.tokenizer,
-        stop_token_ids(inputs.tokenizer, config.model.pretrain),
+        stop_token_ids(inputs.tokenizer, inputs.actor),
         inputs.actor.layout,
         phases,
     )
@@ -150,6 +156,20 @@ def assemble(config: Config, inputs: Inputs) -> SPMDPPOTrainer:
         inputs.writer,
         phases,
     )
+
+
+def steps_of_run(config: Config, sampler: PromptSampler) -> int:
+    """`max_steps`, or fewer where the data ends before."""
+    wanted = config.train.max_steps or sampler.total_steps
+    if wanted > sampler.total_steps:
+        logger.warning(
+            "max_steps=%d is more than the data has: num_episodes=%d makes %d steps. Set --num_episodes %d for all.",
+            wanted,
+            config.train.num_episodes,
+            sampler.total_steps,
+            -(-wanted // sampler.steps_per_episode),
+        )
+    return min(wanted, sampler.total_steps)
 
 
 def trained_roles(config: Config, inputs: Inputs, num_steps: int) -> tuple[TrainedRole, TrainedRole | None]:

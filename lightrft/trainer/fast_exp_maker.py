@@ -76,6 +76,7 @@ class FastExperienceMaker:
         self, prompts: Sequence[NumberedPrompt], step: int, kl_coef: float, means: Means
     ) -> Rollout:
         """This rank's experiences of a step, with advantages; what was seen on the way goes into `means`."""
+        self.phase("generate")
         samples = self.rollout(prompts, step, self.config.rollout.n_samples_per_prompt)
         plan = self.strategy.agree_plan(samples, self.layout == "padded")
         self.phase("actor")
@@ -102,7 +103,6 @@ class FastExperienceMaker:
 
     def rollout(self, prompts: Sequence[NumberedPrompt], step: int, num_samples: int) -> list[Experience]:
         """Samples responses and submits them to the reward engine; the samples are ordered, dealt by their tokens."""
-        self.phase("generate")
         seed = self.config.train.seed
         seeds = [[sampling_key(seed, step, p.row, j) for j in range(num_samples)] for _, p in prompts]
         outputs = self.strategy.gather_and_generate([p for _, p in prompts], self.params, seeds)
@@ -148,7 +148,7 @@ class FastExperienceMaker:
         """One tensor per sample from a forward of each micro-batch of the plan, on the CPU and without a graph."""
         results: dict[int, Tensor] = {}
         for micro, indices, _ in micro_batches(samples, plan, self.layout, self.strategy.device):
-            with torch.no_grad(), self.strategy.collectives.site(f"{name} forward"):
+            with torch.no_grad(), self.strategy.waiting(f"{name} forward"):
                 scores = score(model, micro)
             results |= dict(zip(indices, [s.cpu() for s in scores[: len(indices)]], strict=True))
         return [results[i] for i in range(len(samples))]

@@ -86,7 +86,7 @@ class PPOTrainer(ABC):
         """All steps, with evaluation before and after them."""
         self.update_engine_weights()
         before = after = self.evaluate()
-        self.writer.log(0, before)
+        self.log(0, before | self.phases.collect())
         train_seconds = 0.0
         for step, rows in enumerate(islice(self.sampler, self.num_steps), start=1):
             started = time.perf_counter()
@@ -94,7 +94,8 @@ class PPOTrainer(ABC):
             train_seconds += time.perf_counter() - started
             if step == self.num_steps:
                 after = self.evaluate()
-            self.writer.log(step, metrics | after if step == self.num_steps else metrics)
+                metrics |= after | self.phases.collect()
+            self.log(step, metrics)
             self.phases.progress.step(step, metrics)
         return {"steps": self.num_steps, "train_seconds": train_seconds} | before_and_after(before, after)
 
@@ -147,24 +148,32 @@ class PPOTrainer(ABC):
 
     # Records
 
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes a step's line. Every rank must call it: what rank 0 cannot write stops all."""
+        with self.strategy.collectives.collect("writing metrics"):
+            self.writer.log(step, metrics)
+
     def merged(self, means: Means, prefix: str) -> dict[str, float]:
         return with_deviation(merged_means(self.strategy.collectives.all_gather_objects(means.sums)), prefix)
 
     def write_samples(self, step: int, experiences: Sequence[Experience]) -> None:
         """Writes the samples of all ranks, ordered by prompt."""
-        rows = self.strategy.collectives.all_gather_objects([sample_row(step, sample) for sample in experiences])
-        self.writer.log_samples(sorted((row for part in rows for row in part), key=lambda r: (r["group"], r["index"])))
+        parts = self.strategy.collectives.all_gather_objects([sample_row(step, sample) for sample in experiences])
+        rows = sorted((row for part in parts for row in part), key=lambda row: (row["group"], row["index"]))
+        with self.strategy.collectives.collect("writing samples"):
+            self.writer.log_samples(rows)
 
     def save(self, summary: Mapping[str, float]) -> None:
         """Writes the final model and the summary."""
         self.strategy.save_pretrained(self.actor.model, self.tokenizer, f"{self.config.train.save_path}/model")
-        self.writer.write_summary(summary)
+        with self.strategy.collectives.collect("writing the summary"):
+            self.writer.write_summary(summary)
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """`eval/accuracy` becomes `accuracy_before` and `accuracy_after`, `eval/mean` becomes `reward_*`."""
     summary = {}
-    for name in before.keys() - {"eval/std"}:
+    for name in sorted(before.keys() & after.keys() - {"eval/std"}):
         short = "reward" if name == "eval/mean" else name.removeprefix("eval/")
         summary |= {f"{short}_before": before[name], f"{short}_after": after[name]}
     return summary

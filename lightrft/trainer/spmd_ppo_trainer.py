@@ -8,7 +8,7 @@ from torch import Tensor
 from lightrft.models.collate import micro_batches
 from lightrft.ops.kl import KL_ESTIMATORS
 from lightrft.ops.losses import ppo_clip_loss, token_mean_scale, value_loss
-from lightrft.ops.segments import masked_sum
+from lightrft.ops.segments import masked_sum, zero_masked
 from lightrft.strategy.strategy_base import Plan, StepResult, TrainedRole
 from lightrft.trainer.ppo_trainer import PPOTrainer
 from lightrft.trainer.replay_buffer import minibatch_orders
@@ -79,21 +79,23 @@ class SPMDPPOTrainer(PPOTrainer):
     def actor_loss(self, micro: MicroBatch, means: Means) -> Tensor:
         """Sum over kept tokens of the policy loss, with KL and entropy terms where asked for."""
         algorithm = self.config.algorithm
-        with self.strategy.collectives.site("actor forward"):
+        with self.strategy.waiting("actor forward"):
             output = self.actor.model(micro, self.config.rollout.temperature)
         assert micro.action_log_probs is not None and micro.advantages is not None
-        policy = ppo_clip_loss(
-            output.log_probs, micro.action_log_probs, micro.advantages, algorithm.eps_clip, algorithm.eps_clip
-        )
+        # Masked tokens may hold anything; an infinite term would reach the gradient through the mask as NaN.
+        log_probs = zero_masked(output.log_probs, micro.action_mask)
+        old_log_probs = zero_masked(micro.action_log_probs, micro.action_mask)
+        policy = ppo_clip_loss(log_probs, old_log_probs, micro.advantages, algorithm.eps_clip, algorithm.eps_clip)
         losses = policy.losses
         if algorithm.use_kl_loss and micro.base_action_log_probs is not None:
-            kl = KL_ESTIMATORS[algorithm.kl_estimator](output.log_probs, micro.base_action_log_probs)
+            base_log_probs = zero_masked(micro.base_action_log_probs, micro.action_mask)
+            kl = KL_ESTIMATORS[algorithm.kl_estimator](log_probs, base_log_probs)
             losses = losses + self.kl_controller.value * kl
             means.add_masked("train/kl_loss", kl, micro.action_mask)
         if algorithm.entropy_coef:
             losses = losses - algorithm.entropy_coef * output.entropy
         means.add_masked("train/policy_loss", policy.losses, micro.action_mask)
-        means.add_masked("train/ppo_kl", micro.action_log_probs - output.log_probs, micro.action_mask)
+        means.add_masked("train/ppo_kl", old_log_probs - log_probs, micro.action_mask)
         means.add_masked("train/clip_low", policy.clipped_low, micro.action_mask)
         means.add_masked("train/clip_high", policy.clipped_high, micro.action_mask)
         means.add_masked("train/entropy", output.entropy, micro.action_mask)
@@ -102,7 +104,7 @@ class SPMDPPOTrainer(PPOTrainer):
     def critic_loss(self, micro: MicroBatch, means: Means) -> Tensor:
         """Sum over kept tokens of the value loss."""
         assert self.critic is not None and micro.values is not None and micro.returns is not None
-        with self.strategy.collectives.site("critic forward"):
+        with self.strategy.waiting("critic forward"):
             values = self.critic.model(micro).values
         losses = value_loss(values, micro.values, micro.returns, self.config.algorithm.value_clip)
         means.add_masked("train/value_loss", losses, micro.action_mask)

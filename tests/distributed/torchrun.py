@@ -45,6 +45,7 @@ def torchrun(
     """
     token = uuid.uuid4().hex
     settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TERM": "xterm"}
+    settings["CUDA_VISIBLE_DEVICES"] = ""
     output = _Terminal() if terminal else _File()
     started = time.monotonic()
     process = subprocess.Popen(

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, MistralConfig
 
 from lightrft.models.loading import (
     check_context,
@@ -55,12 +56,31 @@ def test_a_folder_without_configuration_is_named(tmp_path):
         load_config(str(tmp_path), "auto")
 
 
-def test_an_encoder_is_refused_as_not_causal(tmp_path):
-    vit = AutoModel.from_config(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1)).config
-    vit.model_type = "vit"
-    (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
-    with pytest.raises(ValueError, match=r"must be a causal language model: .* holds a vit \(ViTModel\)"):
+@pytest.mark.parametrize("has_causal_class", [True, False])
+def test_an_encoder_is_refused_as_not_causal(tmp_path, has_causal_class):
+    """transformers knows a causal class for Bert too, but these weights are not of it."""
+    if has_causal_class:
+        BertForMaskedLM(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
+            tmp_path
+        )
+    else:
+        (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
+    with pytest.raises(ValueError, match=r"must be a causal language model: .*(BertForMaskedLM|ViTModel)"):
         load_config(str(tmp_path), "auto")
+
+
+def test_a_model_with_a_window_but_no_layer_types_is_padded(tmp_path):
+    MistralConfig(architectures=["MistralForCausalLM"], sliding_window=4096).save_pretrained(tmp_path)
+    assert load_config(str(tmp_path), "auto").layout == "padded"
+
+
+def test_a_folder_that_lacks_a_weight_is_refused_by_its_name(tmp_path):
+    folder = tiny_models.save_model(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks model\.layers\.0\.mlp\.up_proj\.weight"):
+        pretrained_weights(load_config(folder, "auto"), "causal_lm", torch.float32)
 
 
 def test_prompt_and_response_beyond_the_context_name_the_numbers():
@@ -79,4 +99,8 @@ def test_tensor_parallel_must_divide_the_heads():
 def test_stop_ids_join_tokenizer_and_generation_config(tmp_path):
     folder = tiny_models.save_model(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
-    assert stop_token_ids(tiny_models.tokenizer(), folder) == (1, 7)
+    assert stop_token_ids(tiny_models.tokenizer(), load_config(folder, "auto")) == (1, 7)
+    (tmp_path / "generation_config.json").unlink()
+    config = load_config(folder, "auto")
+    config.hf_config.eos_token_id = [1, 9]
+    assert stop_token_ids(tiny_models.tokenizer(), config) == (1, 9)

@@ -1,7 +1,5 @@
 import asyncio
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -23,8 +21,13 @@ def sample(row: int, response: str = "", **extra: object) -> RewardInput:
     )
 
 
+def call(reward: RewardFunction, *samples: RewardInput) -> list[RewardOutput]:
+    with asyncio.Runner() as runner:
+        return reward(samples, runner)
+
+
 def outputs(function, *samples: RewardInput) -> list[RewardOutput]:
-    return RewardFunction("mine:f", function)(samples)
+    return call(RewardFunction("mine:f", function), *samples)
 
 
 def scores(function, *samples: RewardInput) -> list[float | None]:
@@ -125,6 +128,17 @@ def test_a_result_of_another_kind_names_function_value_and_row(result):
     assert "mine:f" in str(caught.value) and "row 9" in str(caught.value) and repr(result) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["mean", "mean_square", "std", "excluded", "reward"])
+def test_a_component_named_like_a_metric_of_the_score_is_refused_with_all_such_names(name):
+    """It would be averaged into `reward/mean` and its like, or overwrite `reward_before` in the summary."""
+    with pytest.raises(ValueError) as caught:
+        outputs(lambda response: {"score": 1, "format": 1, name: 7}, sample(9))
+    assert str(caught.value) == (
+        "A reward mapping may not use the names of the score's own metrics, mean, mean_square, std, excluded, reward: "
+        f"mine:f returned {name} in {{'score': 1, 'format': 1, '{name}': 7}} for row 9. Rename it."
+    )
+
+
 def test_a_batch_result_must_be_a_list_with_one_entry_for_each_response():
     with pytest.raises(ValueError, match=r"mine:f returned 1 for 2 responses"):
         outputs(lambda responses: [1], sample(1), sample(2))
@@ -159,18 +173,12 @@ def test_async_singles_run_at_the_same_time_and_keep_their_order():
     assert scores(reward, sample(1), sample(2), sample(3)) == [1.0, None, 3.0]
 
 
-def test_async_rewards_run_in_a_worker_thread():
-    async def single(response):
-        await asyncio.sleep(0)
-        return threading.current_thread() is not threading.main_thread()
-
-    async def batch(responses):
+def test_an_async_batch_is_awaited():
+    async def reward(responses):
         await asyncio.sleep(0)
         return [2 for _ in responses]
 
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(scores, single, sample(1)).result() == [1.0]
-        assert pool.submit(scores, batch, sample(1), sample(2)).result() == [2.0, 2.0]
+    assert scores(reward, sample(1), sample(2)) == [2.0, 2.0]
 
 
 def test_what_an_async_reward_raises_propagates():
@@ -188,7 +196,7 @@ def test_the_first_parameter_must_say_which_form_it_is():
 
 
 def test_a_built_in_reward_is_resolved_by_name_and_an_unknown_one_lists_them():
-    assert resolve_reward("exact_match")([sample(3, response="3")]) == [RewardOutput(1.0, {"accuracy": 1.0})]
+    assert call(resolve_reward("exact_match"), sample(3, response="3")) == [RewardOutput(1.0, {"accuracy": 1.0})]
     with pytest.raises(ValueError, match=r"Unknown reward: exact\. Built in are exact_match, contains_answer, last_n"):
         resolve_reward("exact")
 
@@ -200,7 +208,7 @@ def test_a_function_is_resolved_by_module_and_by_file(tmp_path, monkeypatch):
     (tmp_path / "math.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     for spec in ("my_rewards_on_path:double", f"{tmp_path}/math.py:double"):
-        assert resolve_reward(spec)([sample(3)]) == [RewardOutput(6.0)]
+        assert call(resolve_reward(spec), sample(3)) == [RewardOutput(6.0)]
     assert "double" not in vars(sys.modules["math"])
 
 

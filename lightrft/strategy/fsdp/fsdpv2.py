@@ -111,7 +111,7 @@ class FSDPV2Strategy(StrategyBase):
 
     def backward(self, loss: Tensor, role: TrainedRole, is_last: bool) -> None:
         # Gradients are reduced for every micro-batch: keeping them whole until the last one would cost a full model.
-        with self.collectives.site(f"{role.name} backward"):
+        with self.waiting(f"{role.name} backward"):
             loss.backward()
 
     def clip_grad_norm(self, role: TrainedRole, loss_is_finite: bool) -> float:

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 EXIT_SECONDS = 10.0
@@ -10,11 +11,14 @@ EXIT_SECONDS = 10.0
 _STDERR = 2
 
 
-def end_after_uncaught_exception() -> None:
+def end_after_uncaught_exception() -> Callable[[], None]:
     """From now on an uncaught exception ends this process within `EXIT_SECONDS`, its traceback printed as before.
 
     The interpreter itself waits for threads. One in a pool of a user's reward function may hang for ever, and torchrun
     ends the other ranks only after one has ended.
+
+    Returns:
+        What puts the earlier hook back.
     """
     report = sys.excepthook
 
@@ -24,7 +28,11 @@ def end_after_uncaught_exception() -> None:
         timer.start()
         report(kind, error, trace)
 
+    def undo() -> None:
+        sys.excepthook = report
+
     sys.excepthook = report_and_end
+    return undo
 
 
 def _end() -> None:
