@@ -12,17 +12,14 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
-import torch.nn.functional as F
 import tyro
-from rich import get_console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from adder import Pair, answer_accuracy, build_model, build_tokenizer, encode, text_loss
+from display import StageDisplay
 from torch import Tensor
 from torch.optim import AdamW
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from lightrft.utils.logging import get_logger, setup_logging
@@ -30,11 +27,6 @@ from lightrft.utils.metrics import write_json
 
 logger = get_logger("examples.addition.prepare")
 
-Pair = tuple[int, int]
-
-TOKENS = ("<pad>", "<eos>", *"0123456789+=")
-PAD, EOS = 0, 1
-PROMPT_LEN, ANSWER_LEN = len("47+85="), len("132") + 1
 MISTAKES = (-20, -10, -9, -2, -1, 1, 2, 9, 10, 20)
 """What a wrong answer is off by: slips that a learner makes, in the last digit, the tens or the carry."""
 MARKER = "prepared.json"
@@ -67,9 +59,6 @@ class Recipe:
     """Spoiling goes on past `spoil_steps` while sampled accuracy is above this."""
 
 
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
 def split_pairs(recipe: Recipe) -> tuple[list[Pair], list[Pair]]:
     """Training and held-out pairs of two-digit numbers; no pair is in both."""
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
@@ -82,80 +71,11 @@ def write_rows(path: Path, pairs: Iterable[Pair]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-# --- tokenizer and model ----------------------------------------------------------------------------------------------
-
-
-def build_tokenizer() -> Qwen2Tokenizer:
-    """One token a character: a byte-level vocabulary without merges.
-
-    It is the class that AutoTokenizer picks for a Qwen2 model; any other would be read back as this one, with a token
-    added that the model lacks. Naming the unknown token prevents that as well.
-    """
-    return Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(TOKENS)},
-        merges=[],
-        unk_token=TOKENS[PAD],
-        pad_token=TOKENS[PAD],
-        eos_token=TOKENS[EOS],
-        model_max_length=32,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def build_model(recipe: Recipe) -> Qwen2ForCausalLM:
-    torch.manual_seed(recipe.seed)
-    config = Qwen2Config(
-        vocab_size=len(TOKENS),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        tie_word_embeddings=True,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config)
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
-def encode(pair: Pair, answer: int) -> list[int]:
-    """Ids of "47+85=132<eos>", padded on the right to one length."""
-    ids = [TOKENS.index(character) for character in f"{pair[0]}+{pair[1]}={answer}"] + [EOS]
-    return ids + [PAD] * (PROMPT_LEN + ANSWER_LEN - len(ids))
-
-
 def draw_batch(pairs: list[Pair], size: int, wrong_share: float, rng: random.Random) -> Tensor:
     """Ids `(size, PROMPT_LEN + ANSWER_LEN)` of random pairs, this share of them with a wrong answer."""
     chosen = rng.choices(pairs, k=size)
     errors = [rng.choice(MISTAKES) if rng.random() < wrong_share else 0 for _ in chosen]
     return torch.tensor([encode(pair, max(0, sum(pair) + error)) for pair, error in zip(chosen, errors, strict=True)])
-
-
-def text_loss(model: Qwen2ForCausalLM, ids: Tensor) -> Tensor:
-    """Mean cross entropy of whole texts, `<eos>` included.
-
-    The operands are random, so nothing can be learned from them; but a model that has trained on answers alone is far
-    harder to train on afterwards: its reward stalls near 0.65 instead of rising past 0.9.
-    """
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=PAD)
-
-
-@torch.no_grad()
-def answer_accuracy(model: Qwen2ForCausalLM, pairs: list[Pair], generator: torch.Generator | None = None) -> float:
-    """Share of the pairs answered exactly; greedy, or sampled at temperature 1 where a generator is given."""
-    right = torch.tensor([encode(pair, sum(pair)) for pair in pairs])
-    ids = right[:, :PROMPT_LEN]
-    for _ in range(ANSWER_LEN):
-        logits = model(input_ids=ids, use_cache=False).logits[:, -1]
-        drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator) if generator else logits.argmax(-1, True)
-        ids = torch.cat([ids, drawn], dim=1)
-    return ((ids == right) | (right == PAD)).all(dim=1).float().mean().item()
 
 
 def train_step(model: Qwen2ForCausalLM, optimizer: AdamW, ids: Tensor, learning_rate: float) -> None:
@@ -167,7 +87,7 @@ def train_step(model: Qwen2ForCausalLM, optimizer: AdamW, ids: Tensor, learning_
     optimizer.step()
 
 
-def learn(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "StageDisplay") -> None:
+def learn(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: StageDisplay) -> None:
     """Trains on right answers until greedy decoding adds the held-out pairs.
 
     Raises:
@@ -188,7 +108,7 @@ def learn(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "S
     raise RuntimeError(f"The model has not learned addition in {recipe.max_learn_steps} steps. Try another --seed.")
 
 
-def spoil(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "StageDisplay") -> None:
+def spoil(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: StageDisplay) -> None:
     """Trains on mostly wrong answers until sampling is right only on `spoiled_accuracy` of the held-out pairs."""
     pairs, heldout = split_pairs(recipe)
     rng = random.Random(recipe.seed + 1)
@@ -205,50 +125,6 @@ def spoil(model: Qwen2ForCausalLM, optimizer: AdamW, recipe: Recipe, display: "S
 
 def sampled_accuracy(model: Qwen2ForCausalLM, pairs: list[Pair], recipe: Recipe) -> float:
     return answer_accuracy(model, pairs, torch.Generator().manual_seed(recipe.seed))
-
-
-# --- what a person sees -----------------------------------------------------------------------------------------------
-
-
-class StageDisplay:
-    """One stage's progress: a bar on a terminal, a line at each check elsewhere."""
-
-    def __init__(self, title: str, total: int) -> None:
-        logger.info(title)
-        self._step = 0
-        self._progress = Progress(
-            TextColumn("  step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            TextColumn("about"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=get_console(),
-            disable=not get_console().is_terminal,
-        )
-        self._task = self._progress.add_task("", total=total, accuracy="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def advance(self) -> None:
-        self._step += 1
-        self._progress.advance(self._task)
-
-    def report(self, accuracy: str) -> None:
-        self._progress.update(self._task, accuracy=accuracy)
-        if self._progress.disable:
-            logger.info("  step %d: %s on held-out pairs", self._step, accuracy)
-
-
-# --- the folder -------------------------------------------------------------------------------------------------------
 
 
 def is_prepared(output: Path, recipe: Recipe) -> bool:
@@ -282,7 +158,7 @@ def prepare(output: Path, recipe: Recipe) -> None:
 
 
 def make_model(recipe: Recipe) -> Qwen2ForCausalLM:
-    model = build_model(recipe)
+    model = build_model(recipe.seed)
     optimizer = AdamW(model.parameters(), weight_decay=0.01)
     with StageDisplay(
         "Stage 1 of 2: a tiny model learns two-digit addition from examples.", USUAL_LEARN_STEPS

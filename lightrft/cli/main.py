@@ -18,6 +18,7 @@ class Command:
 COMMANDS = {
     "doctor": Command("lightrft.cli.doctor", "what this machine has, and what is missing for which flag"),
     "explain": Command("lightrft.cli.explain", "what a configuration makes of a step, before anything is loaded"),
+    "export": Command("lightrft.cli.export", "a checkpoint as a Hugging Face folder"),
 }
 
 

@@ -2,10 +2,13 @@
 
 from lightrft.config.arguments import (
     AlgorithmConfig,
+    CheckpointConfig,
     Config,
     DataConfig,
+    EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
+    ReportConfig,
     RewardConfig,
     RolloutConfig,
     StrategyConfig,
@@ -16,10 +19,13 @@ from lightrft.config.cli import dump_yaml, parse_config, usage_errors
 
 __all__ = [
     "AlgorithmConfig",
+    "CheckpointConfig",
     "Config",
     "DataConfig",
+    "EvaluationConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "ReportConfig",
     "RewardConfig",
     "RolloutConfig",
     "StrategyConfig",

@@ -12,6 +12,7 @@ EngineType = Literal["torch"]
 Packing = Literal["auto", "packed", "padded"]
 LRScheduler = Literal["constant", "linear", "cosine"]
 TailBatch = Literal["drop", "pad"]
+OverlongPrompts = Literal["filter", "truncate", "error"]
 REWARD_NAMES = ("exact_match", "contains_answer", "last_number")
 """Built-in rewards: the keys of `lightrft.rewards.builtin.REWARDS`, which this layer cannot import."""
 
@@ -35,21 +36,36 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     prompt_data: str
-    """JSONL file of prompts, one object a line."""
+    """Prompts: a .jsonl, .json, .csv or .parquet file, a folder or a hub id; several are separated by commas."""
+    prompt_data_probs: str | None = None
+    """Shares of several sources in every episode, such as 0.7,0.3; an episode ends with the first of them to run out.
+    Unset: every row of all sources."""
+    prompt_split: str = "train"
+    """Split of --prompt_data, where it is a folder or a hub id."""
     eval_data: str | None = None
-    """JSONL file for evaluation at the start and the end."""
+    """Prompts for evaluation, written as --prompt_data is."""
+    eval_split: str = "test"
+    """Split of --eval_data, where it is a folder or a hub id."""
     input_key: str = "input"
-    """Column of the prompt."""
+    """Column of the prompt: a text, or with --apply_chat_template a list of messages as well."""
     label_key: str = "label"
     """Column handed to the reward function as `label`; it must be in every row."""
     reference_key: str = "reference"
     """Column handed to the reward function as `reference`, where a row has it."""
+    apply_chat_template: bool = False
+    """Write the prompt with the tokenizer's chat template; a text becomes one message of the user."""
+    system_prompt: str | None = None
+    """System message in front of every prompt, in the place of the row's own. Read by --apply_chat_template."""
+    input_template: str | None = None
+    """Text around a plain prompt, which stands for its {}; other braces are written twice: {{}}."""
     prompt_max_len: int = 1024
-    """Rows whose prompt has more tokens are left out, with a count."""
+    """Tokens of a prompt at most; --overlong_prompts says what becomes of longer ones."""
+    overlong_prompts: OverlongPrompts = "filter"
+    """Prompts of more than --prompt_max_len tokens: left out, cut to their last tokens (a BOS stays), or an error."""
     max_samples: int | None = None
-    """Use only this many rows of --prompt_data."""
+    """Use only this many rows of each source of --prompt_data."""
     max_eval_samples: int = 500
-    """Use only this many rows of --eval_data."""
+    """Use only this many rows of each source of --eval_data."""
     tail_batch: TailBatch = "drop"
     """Rows of an episode that do not fill a rollout batch: left out, or filled up from the next episode's order."""
 
@@ -61,7 +77,7 @@ class RolloutConfig:
     engine_tp_size: int = 1
     """Ranks that generate together; WORLD_SIZE must be a multiple of it."""
     engine_mem_util: float = 0.5
-    """Share of the device's memory that the engine may fill."""
+    """Share of the memory free at the start of a rollout that the engine's keys, values and logits may take."""
     enable_engine_sleep: bool = True
     """Free the engine's memory between rollouts. Off: --disable_engine_sleep."""
     rollout_batch_size: int = 512
@@ -171,6 +187,53 @@ class StrategyConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    ckpt_path: str | None = None
+    """Folder of the checkpoints, on a file system that all nodes share; unset: `checkpoints` in --save_path. Set, it
+    also saves one when the run ends or is stopped by a signal, as --save_steps does."""
+    save_steps: int = -1
+    """Save a checkpoint after every so many steps, and when the run ends or is stopped by a signal; -1 does not."""
+    max_ckpt_num: int = 3
+    """Checkpoints that are kept: this many newest ones, and the best by its reward."""
+    load_checkpoint: bool = False
+    """Go on from the newest complete checkpoint of --ckpt_path, or start where there is none."""
+    save_hf_ckpt: bool = False
+    """Write each checkpoint as a Hugging Face model too, in its folder `hf`."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    eval_steps: int = -1
+    """Evaluate on --eval_data after every so many steps too; -1 evaluates at the start and at the end alone."""
+    eval_temperature: float | None = None
+    """Sampling temperature of evaluation, 0 for greedy; unset: --temperature."""
+    eval_n_samples_per_prompt: int = 1
+    """Responses per prompt of evaluation: pass@k for k = 1, 2, 4, ... up to it, and a majority vote among them."""
+    eval_pass_threshold: float = 1.0
+    """Reward from which on a response passes, in pass@k."""
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    save_token_log_probs: bool = False
+    """Write each sample's token ids and log-probs (rollout, actor, reference) to samples.jsonl too."""
+    use_wandb: bool = False
+    """Report to Weights & Biases too, under its own login; offline with WANDB_MODE=offline, which needs none."""
+    wandb_project: str = "lightrft"
+    """Project of the run there."""
+    wandb_run_name: str | None = None
+    """Name of the run there; unset: one that Weights & Biases makes up."""
+    wandb_group: str | None = None
+    """Group of the run there."""
+    wandb_org: str | None = None
+    """Team or user that the project belongs to; unset: the login's own."""
+    profile_steps: str | None = None
+    """Steps such as 3,4 of which each rank writes a torch profiler trace, to `profile` in --save_path."""
+    memory_snapshot_steps: str | None = None
+    """Steps such as 3,4 of which each rank writes a snapshot of its GPU memory, to `profile` in --save_path."""
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     reward_fn: str = "exact_match"
     """A built-in reward's name, or your own function as module:function or path/to/file.py:function."""
@@ -185,4 +248,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

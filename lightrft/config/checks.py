@@ -1,12 +1,16 @@
 """Checks across flags, all made before anything is loaded."""
 
+import importlib.util
 import math
+import string
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lightrft.config.arguments import REWARD_NAMES, Config
 from lightrft.config.flags import flag_values
+from lightrft.config.sources import FILE_ENDINGS, source_names, source_shares
+from lightrft.config.steps import chosen_steps
 
 Range = tuple[str, Callable[[Any], bool]]
 
@@ -57,6 +61,11 @@ RANGES: dict[str, Range] = {
     "max_steps": AT_LEAST_1,
     "seed": AT_LEAST_0,
     "dist_timeout_seconds": ABOVE_0,
+    "save_steps": ("-1 (off) or at least 1", lambda value: value == -1 or value >= 1),
+    "max_ckpt_num": AT_LEAST_1,
+    "eval_steps": ("-1 (off) or at least 1", lambda value: value == -1 or value >= 1),
+    "eval_temperature": AT_LEAST_0,
+    "eval_n_samples_per_prompt": AT_LEAST_1,
 }
 """What a flag's value must be, where it is set."""
 
@@ -72,13 +81,24 @@ def check_config(config: Config, world_size: int, local_world_size: int | None =
     Raises:
         ValueError: some rule is broken; one line for each, `rule: values. remedy.`
     """
-    errors = list(_ranges(config))
+    errors = list(range_errors(config))
     # The arithmetic below divides by sizes that these have to be right for.
     if not errors:
         errors += [*_rollout_groups(config, world_size, local_world_size), *_batch_arithmetic(config, world_size)]
-    errors += [*_algorithm(config), *_strategy(config), *_files(config), *_reward(config)]
+    errors += [*_algorithm(config), *_strategy(config), *_data(config), *_files(config)]
+    errors += [*_checkpoint(config), *_evaluation(config), *_report(config), *_reward(config)]
     if errors:
         raise ValueError("\n".join(errors))
+
+
+def tp_size_error(world_size: int, tp_size: int) -> str | None:
+    """What is wrong where `tp_size` does not divide the ranks into groups."""
+    if tp_size >= 1 and world_size % tp_size == 0:
+        return None
+    return (
+        f"WORLD_SIZE must be a multiple of engine_tp_size: {world_size} ranks, engine_tp_size={tp_size}. "
+        f"Set --engine_tp_size to {_alternatives(_divisors(world_size))}."
+    )
 
 
 def nearest_multiples(value: int, multiple: int) -> tuple[int | None, int]:
@@ -87,7 +107,8 @@ def nearest_multiples(value: int, multiple: int) -> tuple[int | None, int]:
     return below or None, below + multiple
 
 
-def _ranges(config: Config) -> Iterator[str]:
+def range_errors(config: Config) -> Iterator[str]:
+    """Flags whose value alone is wrong: what follows from them cannot be computed."""
     for name, value in flag_values(config).items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{name} must be finite: {name}={value}. Change --{name}."
@@ -97,11 +118,8 @@ def _ranges(config: Config) -> Iterator[str]:
 
 def _rollout_groups(config: Config, world_size: int, local_world_size: int | None) -> Iterator[str]:
     tp_size = config.rollout.engine_tp_size
-    if world_size % tp_size:
-        yield (
-            f"WORLD_SIZE must be a multiple of engine_tp_size: {world_size} ranks, engine_tp_size={tp_size}. "
-            f"Set --engine_tp_size to {_alternatives(_divisors(world_size))}."
-        )
+    if error := tp_size_error(world_size, tp_size):
+        yield error
     elif local_world_size is not None and local_world_size % tp_size:
         fitting = _divisors(math.gcd(world_size, local_world_size))
         yield (
@@ -180,14 +198,83 @@ def _strategy(config: Config) -> Iterator[str]:
         yield "fsdp_cpu_offload is a setting of FSDP2: fsdp=False. Add --fsdp, or drop --fsdp_cpu_offload."
 
 
+def _data(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.prompt_data_probs is not None:
+        try:
+            source_shares(data.prompt_data_probs, len(source_names(data.prompt_data)))
+        except ValueError as error:
+            yield str(error)
+    if data.input_template is not None and data.apply_chat_template:
+        yield (
+            "input_template is for plain text, and apply_chat_template writes prompts itself: both are set. "
+            "Drop --input_template or --apply_chat_template."
+        )
+    if data.input_template is not None and not _has_one_field(data.input_template):
+        yield (
+            f"input_template must have one {{}} for the prompt: {data.input_template!r}. "
+            "Write other braces twice: {{ and }}."
+        )
+    if data.system_prompt is not None and not data.apply_chat_template:
+        yield (
+            "system_prompt is a message of the chat template: apply_chat_template=False. Add --apply_chat_template, or "
+            "write the text into --input_template."
+        )
+
+
+def _has_one_field(template: str) -> bool:
+    try:
+        fields = [field for _, *field in string.Formatter().parse(template) if field[0] is not None]
+    except ValueError:
+        return False
+    return fields == [["", "", None]]
+
+
 def _files(config: Config) -> Iterator[str]:
-    for name, path in (("prompt_data", config.data.prompt_data), ("eval_data", config.data.eval_data)):
-        if path is not None and not Path(path).is_file():
-            yield f"{name} must be a JSONL file: {path} is no file. Change --{name}."
-    save_path = Path(config.train.save_path).absolute()
-    existing = next(path for path in (save_path, *save_path.parents) if path.exists())
-    if not existing.is_dir():
-        yield f"save_path must be a folder, or a place for a new one: {existing} is a file. Change --save_path."
+    for name, text in (("prompt_data", config.data.prompt_data), ("eval_data", config.data.eval_data)):
+        for source in [] if text is None else source_names(text):
+            # Folders and hub ids are looked for where they are read, which is before any model as well.
+            if not source or (Path(source).suffix.lower() in FILE_ENDINGS and not Path(source).exists()):
+                yield f"{name} must name files, folders or hub ids: {source!r} is no file. Change --{name}."
+    for name, path in (("save_path", config.train.save_path), ("ckpt_path", config.checkpoint.ckpt_path)):
+        if path is None:
+            continue
+        place = Path(path).absolute()
+        existing = next(path for path in (place, *place.parents) if path.exists())
+        if not existing.is_dir():
+            yield f"{name} must be a folder, or a place for a new one: {existing} is a file. Change --{name}."
+
+
+def _checkpoint(config: Config) -> Iterator[str]:
+    checkpoint = config.checkpoint
+    if checkpoint.save_hf_ckpt and checkpoint.save_steps == -1 and checkpoint.ckpt_path is None:
+        yield (
+            "save_hf_ckpt writes a part of each checkpoint: save_steps=-1 and no ckpt_path save none. "
+            "Set --save_steps, or drop --save_hf_ckpt."
+        )
+
+
+def _evaluation(config: Config) -> Iterator[str]:
+    if config.evaluation.eval_steps > 0 and config.data.eval_data is None:
+        yield (
+            f"eval_steps evaluates on eval_data: eval_steps={config.evaluation.eval_steps}, and eval_data is unset. "
+            "Set --eval_data, or drop --eval_steps."
+        )
+
+
+def _report(config: Config) -> Iterator[str]:
+    report = config.report
+    if report.use_wandb and importlib.util.find_spec("wandb") is None:
+        yield (
+            "use_wandb needs the package wandb, which is not installed. "
+            "Run pip install 'lightrft[wandb]', or drop --use_wandb."
+        )
+    steps = {"profile_steps": report.profile_steps, "memory_snapshot_steps": report.memory_snapshot_steps}
+    for name, text in steps.items():
+        try:
+            chosen_steps(text)
+        except ValueError as error:
+            yield f"{name}: {error} Write --{name} 3,4."
 
 
 def _reward(config: Config) -> Iterator[str]:

@@ -7,6 +7,7 @@ from lightrft.config.flags import is_flag, spelling
 from lightrft.config.upstream import FATES, Accepted, Refused, Renamed, Switch, choices
 
 TRUTH_WORDS = ("", "0", "1", "true", "false", "yes", "no", "on", "off")
+"""Never what upstream gives a flag that is a switch here, but a mistake: they stay, and are a usage error."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def translate(argv: Sequence[str]) -> Translation:
 
 
 def _by_flag(argv: Sequence[str]) -> Iterator[list[str]]:
-    """The tokens, each flag in a list with what follows it; `--flag=value` is two tokens only for flags of FATES."""
+    """The tokens, each flag in a list with what follows it up to the next."""
     group: list[str] = []
     for token in argv:
         if is_flag(token) and group:
@@ -77,5 +78,5 @@ def _translated(group: list[str]) -> tuple[list[str], str | None]:
 
 def _check_count(flag: str, values: list[str], count: int) -> None:
     if len(values) != count:
-        rule = "one value" if count else "no value"
-        raise ValueError(f"{flag} takes {rule}: {' '.join([flag, *values])}. It has no effect; drop it.")
+        rule, remedy = ("one value", "Give it one, or drop the flag") if count else ("no value", "Drop the value")
+        raise ValueError(f"{flag} takes {rule}: {' '.join([flag, *values])}. {remedy}.")

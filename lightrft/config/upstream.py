@@ -50,7 +50,7 @@ class Refused:
 Fate: TypeAlias = Same | Renamed | Switch | Accepted | Refused
 
 _DEEPSPEED = "a setting of DeepSpeed, which is not there yet; --fsdp shards weights, gradients and Adam over all ranks"
-_GSPO = "Drop it: public LightRFT reads it nowhere."
+_GSPO = "Drop it: public LightRFT v0.1.1 reads it nowhere."
 _MEDIA = "Drop it for text; images, video and audio cannot be trained on yet."
 _LORA = "Drop it: all weights are trained."
 _FIRE = "Drop it; --temperature holds for every token."
@@ -220,7 +220,8 @@ FATES: dict[str, Fate] = {
     "temperature": Same("the actor, the reference and the old policy are scored at it too"),
     "freezing_actor_steps": Same("0 is off, not -1"),
     "l2": Same("biases and norm weights do not decay"),
-    "prompt_max_len": Same("longer prompts are not cut off on the left"),
+    "prompt_max_len": Same("longer prompts are left out; `--overlong_prompts truncate` cuts them off on the left"),
+    "eval_data": Same("unset: no evaluation; write the value of --prompt_data to evaluate on its --eval_split"),
     "use_wandb": Switch("the login is Weights & Biases' own: run `wandb login`, or set WANDB_API_KEY"),
     "packing_samples": Renamed(("--packing", "packed")),
     # What changes nothing: settings of what is not in the run, or of what is always so.
@@ -306,6 +307,21 @@ FATES: dict[str, Fate] = {
 }
 """What the flags are that are none here, or that need a word; all others are the same."""
 
+PREFACE = """# Flags of public LightRFT
+
+What becomes of each flag of the `train_colocate.py` scripts of public LightRFT v0.1.1 (2026-03).
+
+- same: a flag here too.
+- renamed: other flags stand for it.
+- accepted: dropped with one warning, since the run does what its user expects without it.
+- refused: a usage error, since the run would not do what the flag promises.
+
+Two things are to be added to a script: `--reward_fn`, since public LightRFT picks its reward by the data's labels, and
+`--eval_data` where it evaluates.
+
+`lightrft/config/upstream.py` holds the table, and this page is written from it:
+`python -c "from lightrft.config.upstream import *; print(markdown_table(), end='')" > docs/upstream_flags.md`"""
+
 
 def fate_of(name: str) -> Fate | None:
     """What becomes of an upstream flag; None where nothing here knows it."""
@@ -322,14 +338,7 @@ def choices(values: Sequence[str]) -> str:
 
 def markdown_table() -> str:
     """docs/upstream_flags.md."""
-    lines = [
-        "# Flags of public LightRFT",
-        "",
-        "What becomes of each flag of the `train_colocate.py` scripts of public LightRFT v0.1.1 (2026-03). `same`: a flag",
-        "here too. `renamed`: other flags stand for it. `accepted`: dropped with one warning, since the run does what its",
-        "user expects. `refused`: a usage error, since the run would not do what the flag promises. Written by",
-        "`python -c 'from lightrft.config.upstream import markdown_table as t; print(t(), end=str())'`.",
-    ]
+    lines = [PREFACE]
     for subject, names in UPSTREAM_FLAGS.items():
         lines += ["", f"## {subject}", "", "| flag | fate | |", "|---|---|---|"]
         lines += [f"| `--{name}` | {' | '.join(_described(fate_of(name)))} |" for name in names]

@@ -165,14 +165,21 @@ def load_tokenizer(pretrain: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def load_generation_config(pretrain: str) -> GenerationConfig | None:
+    """What the model's folder says of generating; a model need not have it."""
+    with suppress(OSError):
+        return GenerationConfig.from_pretrained(pretrain)
+    return None
+
+
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, loaded: LoadedConfig) -> tuple[int, ...]:
     """Ids that end a response: those of the tokenizer, of the model's configuration and of its generation config.
 
     Chat models often end a turn with an id that is not the tokenizer's end token.
     """
     declared = [tokenizer.eos_token_id, loaded.hf_config.get_text_config().to_dict().get("eos_token_id")]
-    with suppress(OSError):  # A model need not have a generation config.
-        declared.append(GenerationConfig.from_pretrained(loaded.pretrain).eos_token_id)
+    if (generation_config := load_generation_config(loaded.pretrain)) is not None:
+        declared.append(generation_config.eos_token_id)
     ids = [i for value in declared for i in (value if isinstance(value, list) else [value])]
     return tuple(sorted({int(i) for i in ids if i is not None}))
 

@@ -33,7 +33,12 @@ class AdvantageInputs:
 
 
 def gae_advantages(inputs: AdvantageInputs) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-    """`gae` of the raw scores and the KL: advantages and the critic's targets."""
+    """`gae` of the raw scores and the KL: advantages and the critic's targets.
+
+    Formula: A_t = sum over k of (gamma lambd)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k})
+
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016).
+    """
     assert inputs.values is not None and inputs.bootstrap_values is not None, "gae needs a critic's values"
     scores = zero_masked(inputs.scores, inputs.valid)
     rewards = token_rewards(scores, inputs.kl, inputs.kl_coef, inputs.action_mask, inputs.lengths)
@@ -49,7 +54,12 @@ def gae_advantages(inputs: AdvantageInputs) -> tuple[Float[Tensor, "tokens"], Fl
 
 
 def group_norm_advantages(inputs: AdvantageInputs) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-    """Discounted returns of the `group_norm` scores and the KL; advantages and returns are the same."""
+    """Discounted returns of the `group_norm` scores and the KL; advantages and returns are the same.
+
+    Formula: A = (score - mean of its prompt's samples) / (their sample standard deviation + 1e-6)
+
+    Source: Shao et al., "DeepSeekMath" (2024), section 4.1.2 (GRPO).
+    """
     scores = group_norm(inputs.scores, inputs.groups, inputs.valid)
     rewards = token_rewards(scores, inputs.kl, inputs.kl_coef, inputs.action_mask, inputs.lengths)
     returns = discounted_returns(rewards, inputs.action_mask, inputs.lengths, inputs.gamma)

@@ -10,6 +10,8 @@ from torch import Tensor
 def k1_kl(log_probs: Float[Tensor, "tokens"], base_log_probs: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """Per-token estimate of KL(pi || pi_ref) in nats: unbiased, either sign. Its expected gradient is 0.
 
+    Formula: log pi - log pi_ref
+
     Source: J. Schulman, "Approximating KL Divergence" (2020), estimator k1.
     """
     return log_probs - base_log_probs
@@ -18,6 +20,8 @@ def k1_kl(log_probs: Float[Tensor, "tokens"], base_log_probs: Float[Tensor, "tok
 def k2_kl(log_probs: Float[Tensor, "tokens"], base_log_probs: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """Per-token estimate of KL(pi || pi_ref) in nats: biased, never negative. Its expected gradient is that of the KL.
 
+    Formula: (log pi - log pi_ref)^2 / 2
+
     Source: J. Schulman, "Approximating KL Divergence" (2020), estimator k2.
     """
     return 0.5 * (log_probs - base_log_probs).square()
@@ -25,6 +29,8 @@ def k2_kl(log_probs: Float[Tensor, "tokens"], base_log_probs: Float[Tensor, "tok
 
 def k3_kl(log_probs: Float[Tensor, "tokens"], base_log_probs: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """Per-token estimate of KL(pi || pi_ref) in nats: unbiased, never negative.
+
+    Formula: r - 1 - log r, with r = pi_ref / pi
 
     Source: J. Schulman, "Approximating KL Divergence" (2020), estimator k3.
     """

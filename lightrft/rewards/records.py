@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-RESERVED_COMPONENTS = ("mean", "mean_square", "std", "excluded", "reward")
-"""What metrics say of the score itself, under the same prefix as the components."""
+RESERVED_COMPONENTS = ("mean", "mean_square", "std", "excluded", "reward", "response_length", "truncated")
+"""What metrics say of the score itself and of the response, under the same prefix as the components."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lightrft.config import Config
+from lightrft.config import Config, OptimizerConfig
 from lightrft.models.loading import Kind, LoadedConfig
 from lightrft.strategy.engine import ManagedEngine, create_engine
 from lightrft.strategy.utils.broadcast_utils import BroadcastManager
-from lightrft.strategy.utils.checkpoint import export_hf
-from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.checkpoint import HFFiles, export_hf
+from lightrft.strategy.utils.checkpoint_folder import discard, open_partial, partial_of, publish
+from lightrft.strategy.utils.collectives import Collectives, PhaseError
 from lightrft.strategy.utils.distributed_util import (
     balanced_destinations,
     extend_plan,
@@ -34,10 +35,16 @@ from lightrft.strategy.utils.distributed_util import (
 from lightrft.strategy.utils.exit import end_after_uncaught_exception
 from lightrft.strategy.utils.watch import start_watch
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds, WeightSpec
+from lightrft.utils.logging import get_logger
+from lightrft.utils.rng import rng_state, set_rng_state
+
+logger = get_logger(__name__)
 
 Plan: TypeAlias = list[list[int]]
 T = TypeVar("T")
 
+ROLES, HF, PROGRESS = "roles", "hf", "progress.pt"
+"""In a checkpoint: sharded weights and optimizer state, the exported model, and what else the strategy keeps."""
 GROUP_TIMEOUT_GRACE_SECONDS = 30.0
 """Process groups wait this much longer than the watch, which can say who is missing."""
 
@@ -99,8 +106,11 @@ class StrategyBase(ABC):
         dist.init_process_group(backend, timeout=self.group_timeout, device_id=device_id)
 
     def _new_groups(self, rank_lists: list[list[int]]) -> dist.ProcessGroup:
-        """Creates every group of the list on every rank, and returns the one that holds this rank."""
-        groups = [dist.new_group(ranks, timeout=self.group_timeout) for ranks in rank_lists]
+        """Creates every group of the list on every rank, and returns the one that holds this rank.
+
+        Prompts and outputs travel through them, as objects: an NCCL communicator each would cost device memory.
+        """
+        groups = [dist.new_group(ranks, timeout=self.group_timeout, backend="gloo") for ranks in rank_lists]
         own = next(group for group, ranks in zip(groups, rank_lists, strict=True) if self.rank in ranks)
         assert isinstance(own, dist.ProcessGroup)
         return own
@@ -163,6 +173,18 @@ class StrategyBase(ABC):
     def optimizer_on_device(self, *roles: TrainedRole | None) -> AbstractContextManager[None]:
         """With --adam_offload, optimizer state is on the device inside the context, on the host outside."""
 
+    @abstractmethod
+    def save_roles(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
+        """Writes weights and optimizer state, each rank its shards. Every rank must call it.
+
+        Raises:
+            PhaseError: On all ranks, if any could not write.
+        """
+
+    @abstractmethod
+    def load_roles(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
+        """Reads what `save_roles` wrote on any number of ranks. Every rank must call it."""
+
     # Optimisation
 
     def optimizer_step(self, role: TrainedRole, loss: Tensor) -> StepResult:
@@ -202,7 +224,7 @@ class StrategyBase(ABC):
 
     @property
     def engine_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.config.model.bf16 else torch.float32
+        return stored_dtype(self.config, trainable=False)
 
     def register_actor(self, actor: nn.Module) -> None:
         """The actor whose weights an engine gets that is asked to generate after it dropped its own."""
@@ -243,7 +265,75 @@ class StrategyBase(ABC):
         assert self.engine is not None, "create_engine comes first"
         return self.engine
 
-    def save_pretrained(self, actor: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
+    # Checkpoints
+
+    def save_checkpoint(
+        self,
+        folder: Path,
+        roles: Sequence[TrainedRole],
+        write_files: Callable[[Path], None],
+        export: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Writes a complete checkpoint, or leaves nothing of it. Every rank must call it.
+
+        Args:
+            folder: On a file system that all ranks share.
+            roles: Models with their optimizers and schedulers.
+            write_files: Adds the caller's own files to the folder that it gets, on rank 0 alone.
+            export: Adds a model's folder at the path that it gets; it is called on every rank.
+
+        Raises:
+            PhaseError: On all ranks, if any could not write.
+        """
+        partial = partial_of(folder)
+        try:
+            with self.collectives.collect(f"opening {folder}"):
+                if self.is_rank_0:
+                    open_partial(folder)
+            with self.collectives.collect(f"opening {folder}"):
+                if not partial.is_dir():
+                    raise OSError(f"checkpoints need a file system that all nodes share: {partial} is not there.")
+            self.save_roles(partial / ROLES, roles)
+            if export is not None:
+                export(partial / HF)
+            states = self.collectives.all_gather_objects(rng_state(self.device))
+            with self.collectives.collect(f"writing {folder}"):
+                if self.is_rank_0:
+                    torch.save(self._progress(roles) | {"rng": states}, partial / PROGRESS)
+                    write_files(partial)
+                    publish(folder)
+        except PhaseError:
+            if self.is_rank_0:
+                discard(partial)
+            raise
+
+    def load_checkpoint(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
+        """Restores models, optimizers, schedulers and random states. Every rank must call it."""
+        names = self.collectives.all_gather_objects(folder.name)
+        if len(set(names)) > 1:
+            raise RuntimeError(f"ranks must load the same checkpoint: they found {', '.join(names)}.")
+        self.load_roles(folder / ROLES, roles)
+        with self.collectives.collect(f"reading {folder}"):
+            saved = torch.load(folder / PROGRESS, weights_only=True)
+        for role in roles:
+            set_scheduler_steps(role.scheduler, saved["scheduler_steps"][role.name])
+        self._nonfinite_in_a_row = saved["nonfinite_in_a_row"]
+        states = saved["rng"]
+        if len(states) != self.world_size and self.is_rank_0:
+            # Sampling and minibatches are keyed, so results do not depend on these states.
+            logger.info(
+                "%s was saved at WORLD_SIZE=%d and is loaded at %d: all ranks take the random states of rank 0",
+                folder.name,
+                len(states),
+                self.world_size,
+            )
+        set_rng_state(states[self.rank if len(states) == self.world_size else 0], self.device)
+
+    def _progress(self, roles: Sequence[TrainedRole]) -> dict[str, dict[str, int]]:
+        steps = {role.name: role.scheduler.last_epoch for role in roles}
+        return {"scheduler_steps": steps, "nonfinite_in_a_row": self._nonfinite_in_a_row}
+
+    def save_pretrained(self, actor: nn.Module, files: HFFiles, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the engine's dtype. Every rank must call it."""
         kept: list[tuple[str, Tensor]] = []
         with torch.no_grad():
@@ -252,7 +342,7 @@ class StrategyBase(ABC):
                     kept.append((name, tensor.to("cpu", copy=True)))
         with self.collectives.collect(f"saving {folder}"):
             if self.is_rank_0:
-                export_hf(hf_model_of(actor), kept, tokenizer, Path(folder))
+                export_hf(hf_model_of(actor), kept, self.engine_dtype, files, folder)
 
     # Dealing of samples and the plan of forwards
 
@@ -312,6 +402,27 @@ class StrategyBase(ABC):
         plan = plan_micro_batches(lengths, train.max_tokens_per_micro_batch, train.micro_train_batch_size, padded)
         [count] = self.collectives.all_reduce_max([len(plan)])
         return extend_plan(plan, int(count), lengths)
+
+
+def stored_dtype(config: Config, trainable: bool) -> torch.dtype:
+    """The dtype in which the weights of a role, or of the engine, are held."""
+    return torch.bfloat16 if config.model.bf16 and not trainable else torch.float32
+
+
+def set_scheduler_steps(scheduler: LRScheduler, num_steps: int) -> None:
+    """Makes a schedule, of the present flags, stand behind `num_steps` steps; the optimizer's rates follow."""
+    if num_steps == 0:
+        return
+    # PyTorch warns of a first step before the optimizer's own, and this optimizer may not have stepped yet.
+    scheduler.load_state_dict(scheduler.state_dict() | {"last_epoch": num_steps - 1, "_step_count": num_steps + 1})
+    scheduler.step()
+
+
+def warmup_steps(options: OptimizerConfig, num_steps: int) -> int:
+    """Optimizer steps of `num_steps` over which the learning rate rises."""
+    if options.lr_warmup_steps is not None:
+        return options.lr_warmup_steps
+    return round(options.lr_warmup_ratio * num_steps)
 
 
 def hf_model_of(role: nn.Module) -> PreTrainedModel:

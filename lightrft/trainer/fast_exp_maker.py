@@ -101,11 +101,16 @@ class FastExperienceMaker:
         add_rollout_means(means, samples)
         return Rollout(self.with_advantages(samples, kl_coef, means), plan)
 
-    def rollout(self, prompts: Sequence[NumberedPrompt], step: int, num_samples: int) -> list[Experience]:
-        """Samples responses and submits them to the reward engine; the samples are ordered, dealt by their tokens."""
+    def rollout(
+        self, prompts: Sequence[NumberedPrompt], step: int, num_samples: int, params: SamplingParams | None = None
+    ) -> list[Experience]:
+        """Samples responses and submits them to the reward engine; the samples are ordered, dealt by their tokens.
+
+        `params` None takes those of training.
+        """
         seed = self.config.train.seed
         seeds = [[sampling_key(seed, step, p.row, j) for j in range(num_samples)] for _, p in prompts]
-        outputs = self.strategy.gather_and_generate([p for _, p in prompts], self.params, seeds)
+        outputs = self.strategy.gather_and_generate([p for _, p in prompts], params or self.params, seeds)
         if self.config.rollout.enable_engine_sleep:
             self.strategy.sleep_engine()
         groups = [
@@ -249,14 +254,6 @@ def add_rollout_means(means: Means, samples: Sequence[Experience]) -> None:
         if sample.rollout_log_probs is not None and sample.action_log_probs is not None:
             difference = (sample.rollout_log_probs - sample.action_log_probs).abs()
             means.add_masked("rollout/log_prob_mismatch", difference, sample.action_mask)
-
-
-def with_deviation(metrics: dict[str, float], prefix: str) -> dict[str, float]:
-    """Replaces the mean square by the population standard deviation."""
-    square = metrics.pop(f"{prefix}/mean_square", None)
-    if square is not None:
-        metrics[f"{prefix}/std"] = max(square - metrics[f"{prefix}/mean"] ** 2, 0.0) ** 0.5
-    return metrics
 
 
 def _flat(tensors: Sequence[Tensor | None]) -> Tensor:

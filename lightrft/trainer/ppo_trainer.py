@@ -6,33 +6,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Any
+from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from lightrft.config import Config
 from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
-from lightrft.trainer.fast_exp_maker import (
-    FastExperienceMaker,
-    NumberedPrompt,
-    add_reward_means,
-    scored,
-    with_deviation,
-)
+from lightrft.trainer.checkpointing import Checkpointer, TrainingState, flags_of, scores_of
+from lightrft.trainer.evaluation import Evaluation
+from lightrft.trainer.fast_exp_maker import FastExperienceMaker, NumberedPrompt
 from lightrft.trainer.kl_controller import make_kl_controller
 from lightrft.trainer.phases import PhaseClock
+from lightrft.trainer.records import gathered_rows, merged_metrics
 from lightrft.trainer.replay_buffer import ReplayBuffer
 from lightrft.types import Experience, PromptExample
 from lightrft.utils.logging import get_logger
-from lightrft.utils.means import Means, merged_means
+from lightrft.utils.means import Means
 from lightrft.utils.metrics import MetricsWriter
+from lightrft.utils.profiling import StepProfiler
 from lightrft.utils.sampler import PromptSampler
+from lightrft.utils.signals import StopSignals
 
 logger = get_logger(__name__)
-
-# Evaluation draws with keys that no training step has, the same at the start and at the end.
-EVALUATION_STEP = 2**32 - 1
 
 
 class PPOTrainer(ABC):
@@ -46,9 +41,10 @@ class PPOTrainer(ABC):
         critic: TrainedRole | None,
         experience_maker: FastExperienceMaker,
         prompts: Sequence[PromptExample],
-        eval_prompts: Sequence[PromptExample] | None,
+        evaluation: Evaluation,
         sampler: PromptSampler,
-        tokenizer: PreTrainedTokenizerBase,
+        checkpointer: Checkpointer,
+        profiler: StepProfiler,
         num_steps: int,
         writer: MetricsWriter,
         phases: PhaseClock,
@@ -59,45 +55,80 @@ class PPOTrainer(ABC):
         self.critic = critic
         self.experience_maker = experience_maker
         self.prompts = prompts
-        self.eval_prompts = eval_prompts
+        self.evaluation = evaluation
         self.sampler = sampler
-        self.tokenizer = tokenizer
+        self.checkpointer = checkpointer
+        self.profiler = profiler
         self.num_steps = num_steps
         self.writer = writer
         self.phases = phases
         algorithm = config.algorithm
         self.kl_controller = make_kl_controller(algorithm.init_kl_coef, algorithm.kl_target, algorithm.kl_horizon)
         self.replay_buffer = ReplayBuffer()
+        self.step = 0
+        self.train_seconds = 0.0
+        self.stopped_by = 0
+        """Number of the signal that has stopped the run, or 0."""
 
     @abstractmethod
     def ppo_train(self, step: int, means: Means) -> dict[str, float]:
         """Step 9: updates actor and critic on the replay buffer. Every rank must call it."""
 
     def fit(self) -> dict[str, float]:
-        """Trains until the steps are done, leaves the process group, and returns what `summary.json` holds."""
+        """Trains until the steps are done, leaves the process group, and returns what `summary.json` holds.
+
+        Raises:
+            SystemExit: A signal has stopped the run after a step; the code is 128 + its number.
+        """
         with closing(self.writer):
             with self.phases.progress:
                 summary = self.train()
             self.save(summary)
         self.strategy.close()
+        if self.stopped_by:
+            raise SystemExit(128 + self.stopped_by)
         return summary
 
     def train(self) -> dict[str, float]:
-        """All steps, with evaluation before and after them."""
+        """All steps that are left, with evaluation before the first, after the last one and in between."""
+        self.start()
+        with StopSignals() as signals:
+            for step, rows in enumerate(islice(self.sampler, self.num_steps - self.step), start=self.step + 1):
+                started = time.perf_counter()
+                with self.profiler.step(step):
+                    metrics = self.train_step(step, rows)
+                self.step, self.train_seconds = step, self.train_seconds + time.perf_counter() - started
+                metrics |= self.evaluation.evaluate(step) | self.phases.collect()
+                self.log(step, metrics | self.checkpointer.metrics())
+                self.phases.progress.step(step, metrics)
+                self.agree_to_stop(signals)
+                self.save_checkpoint(metrics)
+                if self.stopped_by:
+                    break
+        return self.summary()
+
+    def start(self) -> None:
+        """Goes on from a checkpoint, or evaluates the model as it is before the first step."""
+        state = self.checkpointer.load()
         self.update_engine_weights()
-        before = after = self.evaluate()
-        self.log(0, before | self.phases.collect())
-        train_seconds = 0.0
-        for step, rows in enumerate(islice(self.sampler, self.num_steps), start=1):
-            started = time.perf_counter()
-            metrics = self.train_step(step, rows)
-            train_seconds += time.perf_counter() - started
-            if step == self.num_steps:
-                after = self.evaluate()
-                metrics |= after | self.phases.collect()
-            self.log(step, metrics)
-            self.phases.progress.step(step, metrics)
-        return {"steps": self.num_steps, "train_seconds": train_seconds} | before_and_after(before, after)
+        if state is None:
+            self.log(0, self.evaluation.evaluate(0) | self.phases.collect())
+        else:
+            self.step, self.train_seconds = state.step, state.train_seconds
+            self.evaluation.resume(state.before, state.after, state.best)
+            self.kl_controller.value = state.kl_coefficient
+
+    def agree_to_stop(self, signals: StopSignals) -> None:
+        """Every rank must call it: a signal to any of them stops all, after the same step."""
+        [number] = self.strategy.collectives.all_reduce_max([signals.received])
+        if self.step < self.num_steps:
+            self.stopped_by = int(number)
+
+    def summary(self) -> dict[str, float]:
+        summary = {"steps": self.step, "train_seconds": self.train_seconds} | self.checkpointer.metrics()
+        if self.stopped_by:
+            summary["stopped_by_signal"] = self.stopped_by
+        return summary | self.evaluation.summary()
 
     def train_step(self, step: int, rows: Sequence[int]) -> dict[str, float]:
         """One iteration: rollout, roles, rewards, update, weight sync, in the order of the runtime architecture."""
@@ -110,7 +141,8 @@ class PPOTrainer(ABC):
         train_metrics = self.ppo_train(step, means)
         self.replay_buffer.clear()
         self.update_engine_weights()
-        metrics = self.merged(means, "reward") | train_metrics | {"kl/coefficient": self.kl_controller.value}
+        metrics = merged_metrics(self.strategy.collectives, means, "reward") | train_metrics
+        metrics["kl/coefficient"] = self.kl_controller.value
         self.update_kl(metrics, len(rows))
         self.write_samples(step, rollout.experiences)
         local_tokens = sum(sample.num_tokens for sample in rollout.experiences)
@@ -131,21 +163,6 @@ class PPOTrainer(ABC):
         self.phases("sync")
         self.strategy.update_engine_weights(self.actor.model)
 
-    # Evaluation
-
-    def evaluate(self) -> dict[str, float]:
-        """Mean reward on the evaluation prompts, through the same rollout and reward path; trains on nothing."""
-        if self.eval_prompts is None:
-            return {}
-        self.phases("evaluate")
-        prompts = self.share(self.eval_prompts, range(len(self.eval_prompts)))
-        samples = self.experience_maker.rollout(prompts, EVALUATION_STEP, num_samples=1)
-        rewards = self.experience_maker.reward_engine.result()
-        means = Means()
-        judged = [scored(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
-        add_reward_means(means, judged, "eval")
-        return self.merged(means, "eval")
-
     # Records
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -153,47 +170,39 @@ class PPOTrainer(ABC):
         with self.strategy.collectives.collect("writing metrics"):
             self.writer.log(step, metrics)
 
-    def merged(self, means: Means, prefix: str) -> dict[str, float]:
-        return with_deviation(merged_means(self.strategy.collectives.all_gather_objects(means.sums)), prefix)
-
     def write_samples(self, step: int, experiences: Sequence[Experience]) -> None:
         """Writes the samples of all ranks, ordered by prompt."""
-        parts = self.strategy.collectives.all_gather_objects([sample_row(step, sample) for sample in experiences])
-        rows = sorted((row for part in parts for row in part), key=lambda row: (row["group"], row["index"]))
+        with_tokens = self.config.report.save_token_log_probs
+        rows = gathered_rows(self.strategy.collectives, step, experiences, with_tokens)
         with self.strategy.collectives.collect("writing samples"):
             self.writer.log_samples(rows)
 
     def save(self, summary: Mapping[str, float]) -> None:
-        """Writes the final model and the summary."""
-        self.strategy.save_pretrained(self.actor.model, self.tokenizer, f"{self.config.train.save_path}/model")
+        """Writes the summary, and the final model of a run that has come to its end."""
+        if not self.stopped_by:
+            self.checkpointer.export(self.step, Path(self.config.train.save_path) / "model")
         with self.strategy.collectives.collect("writing the summary"):
             self.writer.write_summary(summary)
 
-
-def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """`eval/accuracy` becomes `accuracy_before` and `accuracy_after`, `eval/mean` becomes `reward_*`."""
-    summary = {}
-    for name in sorted(before.keys() & after.keys() - {"eval/std"}):
-        short = "reward" if name == "eval/mean" else name.removeprefix("eval/")
-        summary |= {f"{short}_before": before[name], f"{short}_after": after[name]}
-    return summary
-
-
-def sample_row(step: int, sample: Experience) -> dict[str, Any]:
-    """A line of samples.jsonl."""
-    return {
-        "step": step,
-        "group": sample.group,
-        "index": sample.index,
-        "row": sample.example.row,
-        "prompt": sample.example.prompt,
-        "response": sample.response,
-        "label": sample.example.label,
-        "reward": sample.reward,
-        **{f"reward/{name}": value for name, value in sample.reward_components.items()},
-        "finish_reason": sample.finish_reason,
-        "num_response_tokens": sample.num_response_tokens,
-    }
+    def save_checkpoint(self, metrics: Mapping[str, float]) -> None:
+        """Saves a checkpoint where one is due. Every rank must call it."""
+        if not self.checkpointer.is_due(self.step, is_last=self.step == self.num_steps or self.stopped_by > 0):
+            return
+        self.phases("checkpoint")
+        state = TrainingState(
+            step=self.step,
+            num_steps=self.num_steps,
+            train_seconds=self.train_seconds,
+            kl_coefficient=self.kl_controller.value,
+            sampler=self.sampler.state_dict(),
+            data=self.checkpointer.data,
+            scores=scores_of(metrics),
+            before=self.evaluation.before,
+            after=self.evaluation.after,
+            best=self.evaluation.best,
+            flags=flags_of(self.config),
+        )
+        self.checkpointer.save(state)
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:

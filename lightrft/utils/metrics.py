@@ -3,19 +3,25 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from lightrft.utils.logging import get_logger
+from lightrft.utils.plots import plot_rewards
 
 logger = get_logger(__name__)
 
-CONFIG, METRICS, SAMPLES, SUMMARY, TENSORBOARD = (
+CONFIG, METRICS, SAMPLES, EVAL_SAMPLES, SUMMARY, REWARDS, TENSORBOARD = (
     "config.yaml",
     "metrics.jsonl",
     "samples.jsonl",
+    "eval_samples.jsonl",
     "summary.json",
+    "reward.png",
     "tensorboard",
 )
 
@@ -25,38 +31,72 @@ class MetricsWriter(Protocol):
 
     def write_config(self, yaml_text: str) -> None: ...
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None: ...
+    def log_samples(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def log_eval_samples(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
     def write_summary(self, summary: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
-class NullWriter:
-    """The other ranks' writer: rank 0 alone writes."""
+class Writers:
+    """Several writers as one. Without any it is the other ranks' writer: rank 0 alone writes."""
 
-    def write_config(self, yaml_text: str) -> None: ...
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None: ...
-    def write_summary(self, summary: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
+    def __init__(self, *writers: MetricsWriter) -> None:
+        self._writers = writers
+
+    def write_config(self, yaml_text: str) -> None:
+        for writer in self._writers:
+            writer.write_config(yaml_text)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for writer in self._writers:
+            writer.log(step, metrics)
+
+    def log_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for writer in self._writers:
+            writer.log_samples(rows)
+
+    def log_eval_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for writer in self._writers:
+            writer.log_eval_samples(rows)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        for writer in self._writers:
+            writer.write_summary(summary)
+
+    def close(self) -> None:
+        """Closes each, even where another fails to."""
+        with ExitStack() as stack:
+            for writer in reversed(self._writers):
+                stack.callback(writer.close)
 
 
 class RunWriter:
     """Rank 0's writer. Files of an earlier run in the same folder are moved aside, never overwritten.
 
+    A resumed run goes on in its own metrics and samples; their lines of later steps, which come again, move aside.
+
     Args:
+        save_path: The run folder.
         other_outputs: further entries of the folder that this run will write, e.g. the final model; moved aside too.
+        resumed_step: last step of the part of the run that is kept; None for a run that starts.
     """
 
-    def __init__(self, save_path: str | Path, other_outputs: Sequence[str] = ()) -> None:
+    def __init__(
+        self, save_path: str | Path, other_outputs: Sequence[str] = (), resumed_step: int | None = None
+    ) -> None:
         # Imported here: it takes a second, and the other ranks and `--help` need none of it.
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = Path(save_path)
         self._folder.mkdir(parents=True, exist_ok=True)
-        move_aside(self._folder, [CONFIG, METRICS, SAMPLES, SUMMARY, TENSORBOARD, *other_outputs])
+        lasting = [METRICS, SAMPLES, EVAL_SAMPLES, TENSORBOARD]
+        move_aside(self._folder, [CONFIG, SUMMARY, REWARDS, *other_outputs, *(lasting if resumed_step is None else [])])
+        if resumed_step is not None:
+            move_lines_aside(self._folder, [METRICS, SAMPLES, EVAL_SAMPLES], resumed_step)
         self._metrics = self._open(METRICS)
         self._samples = self._open(SAMPLES)
-        self._tensorboard = SummaryWriter(str(self._folder / TENSORBOARD), flush_secs=30)
+        purge_step = None if resumed_step is None else resumed_step + 1
+        self._tensorboard = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=purge_step, flush_secs=30)
 
     def write_config(self, yaml_text: str) -> None:
         (self._folder / CONFIG).write_text(yaml_text, encoding="utf-8")
@@ -68,12 +108,19 @@ class RunWriter:
         for name, value in values.items():
             self._tensorboard.add_scalar(name, value, step)
 
-    def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def log_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             _write_line(self._samples, row)
 
+    def log_eval_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        with self._open(EVAL_SAMPLES) as file:
+            for row in rows:
+                _write_line(file, row)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes the summary, and draws the rewards of all steps."""
         write_json(self._folder / SUMMARY, summary)
+        plot_rewards(self._folder / METRICS, self._folder / REWARDS)
 
     def close(self) -> None:
         self._metrics.close()
@@ -82,7 +129,7 @@ class RunWriter:
 
     def _open(self, name: str) -> IO[str]:
         # A lone surrogate in a user's data cannot be encoded; its escape is the same string in JSON.
-        return (self._folder / name).open("x", encoding="utf-8", errors="backslashreplace")
+        return (self._folder / name).open("a", encoding="utf-8", errors="backslashreplace")
 
 
 def move_aside(folder: Path, names: Sequence[str]) -> None:
@@ -96,6 +143,37 @@ def move_aside(folder: Path, names: Sequence[str]) -> None:
     for name in existing:
         (folder / name).rename(folder / f"{name}.{k}")
     logger.info("%s holds an earlier run: moved aside with the ending .%d: %s", folder, k, ", ".join(existing))
+
+
+def move_lines_aside(folder: Path, names: Sequence[str], last_step: int) -> None:
+    """Moves the lines of steps after `last_step`, and a line that a kill has cut, to `<name>.<k>`."""
+    for name in names:
+        path = folder / name
+        if not path.exists():
+            continue
+        start = _end_of_step(path, last_step)
+        size = path.stat().st_size
+        if start == size:
+            continue
+        k = next(k for k in count(1) if not (folder / f"{name}.{k}").exists())
+        with path.open("r+b") as source, (folder / f"{name}.{k}").open("xb") as target:
+            source.seek(start)
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+            source.truncate(start)
+        logger.info("%s: what came after step %d is moved to %s.%d", path, last_step, name, k)
+
+
+def _end_of_step(path: Path, last_step: int) -> int:
+    """Where the first line of a later step, or one that is cut, begins; lines are in the order of their steps."""
+    position = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > last_step:
+                break
+            position += len(line)
+    return position
 
 
 def write_json(path: Path, value: Any) -> None:

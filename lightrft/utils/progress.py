@@ -28,13 +28,13 @@ LONG_PHASE_SECONDS = 2.0
 """A phase that lasts longer shows its seconds; shorter ones would only flicker."""
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 FIGURES = (
-    ("rollout/response_length", "response {:.1f} tokens"),
-    ("kl/reference", "KL {:.4f}"),
-    ("train/entropy", "entropy {:.3f}"),
-    ("tokens_per_second", "{:,.0f} tokens/s"),
-    ("time/step", "{:.2f} s/step"),
+    {"rollout/response_length": "response {:.1f} tokens"},
+    {"kl/reference": "KL to reference {:.4f}", "train/ppo_kl": "KL to old policy {:.4f}"},
+    {"train/entropy": "entropy {:.3f}"},
+    {"tokens_per_second": "{:,.0f} tokens/s"},
+    {"time/step": "{:.2f} s/step"},
 )
-"""Metric and its form; a metric that the run does not have is left out. KL and entropy are in nats per token."""
+"""Metrics and their forms; the first that the run has is shown. KL and entropy are in nats per token."""
 
 
 class ProgressDisplay:
@@ -158,7 +158,11 @@ class ProgressDisplay:
         return Text("   ".join(figure.replace(" ", NO_BREAK_SPACE) for figure in self._figures()))
 
     def _figures(self) -> list[str]:
-        return [form.format(self._metrics[name]) for name, form in FIGURES if name in self._metrics]
+        figures = []
+        for forms in FIGURES:
+            present = [name for name in forms if name in self._metrics]
+            figures += [forms[name].format(self._metrics[name]) for name in present[:1]]
+        return figures
 
     def _time_left(self) -> str:
         if not self._recent_seconds:

@@ -1,7 +1,7 @@
 """Sampler of prompts: the order of the data set, resumable and the same for every number of ranks."""
 
-from collections.abc import Iterator
-from itertools import count, islice
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 
 import torch
 
@@ -15,18 +15,18 @@ class PromptSampler:
     """Global batches of row positions, in a new order each episode.
 
     Iterating goes on from the state, which already stands behind the batch that was given last. An episode's last
-    batch is left out (`drop`) or filled up from the next episode's order (`pad`), which stays as it is; a row is
-    taken twice for the same batch only if there are fewer rows than it holds.
+    batch is left out (`drop`) or filled up from the next episode's order (`pad`), which stays as it is. No row is in a
+    batch twice: its samples would be drawn with the same keys, and be copies.
 
     Raises:
-        ValueError: there are no rows, or fewer than one batch where the tail is dropped.
+        ValueError: there are fewer rows than a batch holds.
     """
 
     def __init__(self, num_rows: int, batch_size: int, num_episodes: int, seed: int, tail: TailBatch) -> None:
-        if num_rows < (batch_size if tail == "drop" else 1):
+        if num_rows < batch_size:
             raise ValueError(
                 f"A data set must fill a rollout batch: {num_rows} prompts < rollout_batch_size={batch_size}. "
-                "Set a smaller --rollout_batch_size, or --tail_batch pad."
+                "Set a smaller --rollout_batch_size, or give more prompts."
             )
         self.num_rows = num_rows
         self.batch_size = batch_size
@@ -45,6 +45,11 @@ class PromptSampler:
     @property
     def total_steps(self) -> int:
         return self.steps_per_episode * self.num_episodes
+
+    @property
+    def steps_left(self) -> int:
+        done = self._episode * self.steps_per_episode + self._offset // self.batch_size
+        return max(0, self.total_steps - done)
 
     def __iter__(self) -> Iterator[list[int]]:
         while self._episode < self.num_episodes:
@@ -67,18 +72,18 @@ class PromptSampler:
 
     def _batch(self, episode: int, offset: int) -> list[int]:
         batch = self._order(episode)[offset : offset + self.batch_size]
-        for following in count(episode + 1):
-            if len(batch) == self.batch_size:
-                break
-            taken = set(batch) if self.batch_size <= self.num_rows else set()
-            fresh = (row for row in self._order(following) if row not in taken)
-            batch += islice(fresh, self.batch_size - len(batch))
-        return batch
+        if len(batch) == self.batch_size:
+            return batch
+        taken = set(batch)
+        fresh = (row for row in self._order(episode + 1) if row not in taken)
+        return batch + list(islice(fresh, self.batch_size - len(batch)))
 
     def _order(self, episode: int) -> list[int]:
+        return torch.randperm(self.num_rows, generator=self._generator(episode)).tolist()
+
+    def _generator(self, episode: int) -> torch.Generator:
         # Seeds of neighbouring runs must not share orders: seed 1's first episode is not seed 0's second.
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + episode) % 2**63)
-        return torch.randperm(self.num_rows, generator=generator).tolist()
+        return torch.Generator().manual_seed((self.seed * 1_000_003 + episode) % 2**63)
 
     def _advance(self) -> None:
         self._offset += self.batch_size
@@ -100,3 +105,50 @@ class PromptSampler:
             self.tail,
             rule,
         )
+
+
+class MixedSampler(PromptSampler):
+    """Global batches of rows from several sources, of each its share.
+
+    An episode ends where the first source runs out of rows at these shares (`first_exhausted`): no row comes twice in
+    it, and of the other sources it takes rows at random, others in the next episode. Sources are spread evenly over
+    the episode's order, so that every batch has its shares to within a row or two.
+
+    Args:
+        sizes: Rows of each source; positions count through the sources in their order.
+        shares: Share of each source; they sum to 1.
+        batch_size: Rows of a batch.
+        num_episodes: Episodes of the run.
+        seed: Seed of the orders.
+        tail: What becomes of an episode's last rows.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        shares: Sequence[float],
+        batch_size: int,
+        num_episodes: int,
+        seed: int,
+        tail: TailBatch,
+    ) -> None:
+        self.sizes = tuple(sizes)
+        self.counts = rows_per_episode(sizes, shares)
+        parts = [f"{count} of {size}" for count, size in zip(self.counts, self.sizes, strict=True)]
+        logger.info("an episode takes of each source: %s prompts", ", ".join(parts))
+        super().__init__(sum(self.counts), batch_size, num_episodes, seed, tail)
+
+    def _order(self, episode: int) -> list[int]:
+        generator = self._generator(episode)
+        starts = accumulate(self.sizes, initial=0)
+        sources = zip(starts, self.sizes, self.counts, strict=False)
+        rows = torch.cat([start + torch.randperm(size, generator=generator)[:count] for start, size, count in sources])
+        # The k-th of a source's n rows stands at (k + 1/2) / n of the episode.
+        places = torch.cat([(torch.arange(count, dtype=torch.float64) + 0.5) / count for count in self.counts])
+        return rows[places.argsort(stable=True)].tolist()
+
+
+def rows_per_episode(sizes: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
+    """Rows of each source in the longest episode that keeps the shares and repeats no row."""
+    length = min(size / share for size, share in zip(sizes, shares, strict=True))
+    return tuple(min(size, max(1, round(share * length))) for size, share in zip(sizes, shares, strict=True))

@@ -1,3 +1,4 @@
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -8,6 +9,7 @@ from lightrft.config import Config, DataConfig, ModelConfig, check_config, neare
 from lightrft.config.arguments import REWARD_NAMES, AdvantageEstimator, KLEstimator
 from lightrft.config.checks import RANGES
 from lightrft.config.flags import flag_types
+from lightrft.config.sources import source_shares
 from lightrft.ops.advantages import ADVANTAGE_ESTIMATORS
 from lightrft.ops.kl import KL_ESTIMATORS
 from lightrft.rewards.builtin import REWARDS
@@ -56,6 +58,21 @@ def test_a_world_size_that_tp_does_not_divide_is_refused_with_both_numbers(confi
         "WORLD_SIZE must be a multiple of engine_tp_size: 6 ranks, engine_tp_size=4. "
         "Set --engine_tp_size to 1, 2, 3 or 6."
     ]
+
+
+@pytest.mark.parametrize(("local", "tp_size", "choice"), [(1, 2, "1"), (2, 4, "1 or 2"), (6, 4, "1, 2, 3 or 6")])
+def test_a_rollout_group_that_would_span_nodes_is_refused_with_the_sizes_that_do_not(config, local, tp_size, choice):
+    """12 ranks, `local` of them on this node: groups are neighbours, so a size that divides 12 alone may cross."""
+    sizes = {"train_batch_size": 48, "rollout_batch_size": 12, "n_samples_per_prompt": 4}
+    fitting = changed(config, engine_tp_size=tp_size, **sizes)
+    check_config(fitting, 12)
+    check_config(fitting, 12, local_world_size=12)
+    with pytest.raises(ValueError) as caught:
+        check_config(fitting, 12, local_world_size=local)
+    assert str(caught.value) == (
+        "A rollout group must lie inside one node, so LOCAL_WORLD_SIZE must be a multiple of engine_tp_size: "
+        f"{local} of 12 ranks on this node, engine_tp_size={tp_size}. Set --engine_tp_size to {choice}."
+    )
 
 
 def test_batch_arithmetic_names_the_numbers_and_valid_neighbours(config):
@@ -165,6 +182,10 @@ def test_cpu_offload_needs_fsdp_and_leaves_nothing_to_adam_offload(config):
         ("rollout_batch_size", (16,), (0,)),
         ("engine_tp_size", (1,), (0,)),
         ("max_steps", (None, 1), (0,)),
+        ("eval_steps", (-1,), (0, -2)),
+        ("eval_temperature", (None, 0.0, 0.7), (-0.1,)),
+        ("eval_n_samples_per_prompt", (1, 64), (0,)),
+        ("eval_pass_threshold", (-1.0, 0.5), (float("inf"),)),
         ("max_tokens_per_micro_batch", (None, 1), (0,)),
         ("entropy_coef", (-0.1, 0.1), (float("nan"),)),
     ],
@@ -184,14 +205,54 @@ def test_every_range_is_that_of_a_flag():
 def test_missing_files_and_a_file_in_the_place_of_the_run_folder_are_refused(config, tmp_path):
     prompts = config.data.prompt_data
     assert errors(config, prompt_data="gone.jsonl") == [
-        "prompt_data must be a JSONL file: gone.jsonl is no file. Change --prompt_data."
+        "prompt_data must name files, folders or hub ids: 'gone.jsonl' is no file. Change --prompt_data."
     ]
-    assert errors(config, eval_data=str(tmp_path))[0].startswith("eval_data must be a JSONL file")
+    assert errors(config, eval_data=f"{prompts}, gone.csv,") == [
+        "eval_data must name files, folders or hub ids: 'gone.csv' is no file. Change --eval_data.",
+        "eval_data must name files, folders or hub ids: '' is no file. Change --eval_data.",
+    ]
     for path in (prompts, f"{prompts}/run"):
         assert errors(config, save_path=path) == [
             f"save_path must be a folder, or a place for a new one: {prompts} is a file. Change --save_path."
         ]
-    check_config(changed(config, eval_data=prompts, save_path=str(tmp_path)), 1)
+    check_config(changed(config, eval_data=f"{prompts},{tmp_path},owner/name", save_path=str(tmp_path)), 1)
+
+
+@pytest.mark.parametrize(
+    ("probs", "message"),
+    [
+        ("0.7", "prompt_data_probs must have a share for each source: 1 shares (0.7), 2 sources in prompt_data."),
+        ("0.7,0.2,0.1", "3 shares (0.7,0.2,0.1), 2 sources in prompt_data. Change one of them."),
+        ("0.7,", "prompt_data_probs must be numbers separated by commas: '0.7,'. Set, for example, 0.7,0.3."),
+        ("1.0,0", "prompt_data_probs must be above 0: 1.0,0. Drop the source, or raise its share."),
+        ("nan,1", "prompt_data_probs must be above 0: nan,1."),
+    ],
+)
+def test_shares_that_do_not_fit_the_sources_are_refused(probs, message, config):
+    (error,) = errors(config, prompt_data="owner/a,owner/b", prompt_data_probs=probs)
+    assert message in error
+
+
+def test_shares_are_relative():
+    """2 / (2 + 6) = 0.25"""
+    assert source_shares("2, 6", 2) == [0.25, 0.75]
+    assert source_shares("1.0", 1) == [1.0]
+
+
+def test_the_two_templates_and_what_belongs_to_one_of_them_are_checked(config):
+    template = "Q: {} A:"
+    assert errors(config, input_template=template, apply_chat_template=True) == [
+        "input_template is for plain text, and apply_chat_template writes prompts itself: both are set. "
+        "Drop --input_template or --apply_chat_template."
+    ]
+    (error,) = errors(config, system_prompt="Be brief.")
+    assert error.startswith("system_prompt is a message of the chat template: apply_chat_template=False.")
+    for wrong in ("Q:", "{} {}", "{0}", "{name}", "{!r}", "{:>9}", "\\boxed{", "{{}}", "}"):
+        (error,) = errors(config, input_template=wrong)
+        assert error.startswith("input_template must have one {} for the prompt: ")
+    for right in (template, "{} Write \\boxed{{}}."):
+        check_config(changed(config, input_template=right), 1)
+    check_config(changed(config, system_prompt="Be brief.", apply_chat_template=True), 1)
 
 
 @pytest.mark.parametrize(
@@ -228,3 +289,27 @@ def test_names_in_the_config_are_the_keys_of_the_functions_behind_them():
 
 def test_no_flag_has_two_owners(config):
     assert len(flag_types()) == sum(len(vars(section)) for section in vars(config).values())
+
+
+def test_evaluation_steps_need_evaluation_data(config):
+    assert errors(config, eval_steps=5) == [
+        "eval_steps evaluates on eval_data: eval_steps=5, and eval_data is unset. Set --eval_data, or drop --eval_steps."
+    ]
+    check_config(changed(config, eval_steps=5, eval_data=config.data.prompt_data), 1)
+
+
+def test_a_missing_wandb_is_one_line_with_the_way_to_install_it(config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    check_config(config, 1)
+    assert errors(config, use_wandb=True) == [
+        "use_wandb needs the package wandb, which is not installed. "
+        "Run pip install 'lightrft[wandb]', or drop --use_wandb."
+    ]
+
+
+@pytest.mark.parametrize("flag", ["profile_steps", "memory_snapshot_steps"])
+def test_steps_to_profile_are_numbers_between_commas(config, flag):
+    assert errors(config, **{flag: "3;4"}) == [
+        f"{flag}: steps must be numbers from 1 on, separated by commas: '3;4'. Write --{flag} 3,4."
+    ]
+    check_config(changed(config, **{flag: "3,4"}), 1)

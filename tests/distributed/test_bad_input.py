@@ -144,13 +144,13 @@ def test_a_value_or_flag_that_the_parser_does_not_know_is_a_usage_error_with_the
         ),
         (
             "--prompt_data nowhere.jsonl --eval_data gone.jsonl",
-            "prompt_data must be a JSONL file: nowhere.jsonl is no file. Change --prompt_data.\n"
-            "eval_data must be a JSONL file: gone.jsonl is no file. Change --eval_data.",
+            "prompt_data must name files, folders or hub ids: 'nowhere.jsonl' is no file. Change --prompt_data.\n"
+            "eval_data must name files, folders or hub ids: 'gone.jsonl' is no file. Change --eval_data.",
         ),
         (
             "--rollout_batch_size 16 --train_batch_size 64",
             "A data set must fill a rollout batch: 12 prompts < rollout_batch_size=16. "
-            "Set a smaller --rollout_batch_size, or --tail_batch pad.",
+            "Set a smaller --rollout_batch_size, or give more prompts.",
         ),
         (
             "--save_path /proc/nowhere/run",
@@ -161,6 +161,61 @@ def test_a_value_or_flag_that_the_parser_does_not_know_is_a_usage_error_with_the
 )
 def test_a_mistake_is_told_in_one_message(mistake, flags, message):
     assert mistake(*flags.split()) == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "A source of prompts must have rows: {0} has none. Change the source."),
+        (
+            b'{"input": "1+1=", "label": "2"}\n{"input": "1+2="}\n',
+            "{0}, row 1 (line 2): no key 'label': it has input. Add it or set --label_key.",
+        ),
+        (
+            b'{"input": 7, "label": "2"}',
+            "{0}, row 0 (line 1): 'input' must be a text that is not empty: got 7.",
+        ),
+        (
+            b'{"input": [{"role": "user", "content": "1+1="}], "label": "2"}',
+            "{0}, row 0 (line 1): 'input' is a list of messages, which needs the chat template. "
+            "Add --apply_chat_template.",
+        ),
+        (
+            b'{"input": "1\xff", "label": "2"}',
+            "{0} must hold one JSON object a line, in UTF-8: line 1: 'utf-8' codec can't decode byte 0xff in position "
+            "12: invalid start byte. Correct the line.",
+        ),
+        (
+            b'{"input": "1+1+1+1+1=", "label": "5"}\n' * 20,
+            "A source needs a prompt of at most prompt_max_len tokens: 0 of 20 rows of {0} are left at "
+            "prompt_max_len=8. Raise --prompt_max_len, or set --overlong_prompts truncate.",
+        ),
+        (
+            b'{"input": "1+1=", "label": "2"}\n' * 3,
+            "A data set must fill a rollout batch: 3 prompts < rollout_batch_size=4. "
+            "Set a smaller --rollout_batch_size, or give more prompts.",
+        ),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_told_with_its_place(mistake, tmp_path, content, message):
+    """DATA-03, DATA-04"""
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    assert mistake("--prompt_data", str(path)) == f"error: {message.format(path)}\n"
+
+
+def test_a_chat_template_that_the_tokenizer_does_not_have(mistake):
+    assert mistake("--apply_chat_template") == (
+        "error: apply_chat_template needs a tokenizer with a chat template: model has none. "
+        "Drop --apply_chat_template (and set --input_template), or choose a chat model.\n"
+    )
+
+
+def test_shares_that_do_not_fit_the_sources(mistake, task):
+    assert mistake("--prompt_data_probs", "0.5,0.5") == (
+        "error: prompt_data_probs must have a share for each source: 2 shares (0.5,0.5), 1 sources in prompt_data. "
+        "Change one of them.\n"
+    )
 
 
 @pytest.mark.parametrize(

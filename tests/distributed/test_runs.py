@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from lightrft.config import Config, dump_yaml
 from lightrft.trainer import build_trainer
 from tests import tiny_models
+from tests.distributed.ranks import Ranks
 from tests.distributed.runs import make_config, read
 from tests.distributed.torchrun import torchrun
 
@@ -28,45 +30,99 @@ def responses(config: Config) -> list[tuple]:
     return [(r["step"], r["group"], r["index"], r["response"], r["reward"]) for r in read(config, "samples.jsonl")]
 
 
-@pytest.fixture
-def one_rank(monkeypatch):
-    """Runs in a process of its own, on one rank."""
-    from tests.distributed.ranks import Ranks
-
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[Ranks]:
+    """A process of its own, the only rank."""
     ranks = Ranks(world_size=1)
     yield ranks
     ranks.close()
 
 
-def test_one_rank_two_ranks_and_a_rollout_group_give_the_same_run(two_ranks, one_rank, task, tmp_path):
-    """DIST-03: keys belong to samples, so layouts draw the same tokens; loss and gradient norm agree to 1e-4."""
-    configs = {
-        "one rank": make_config(task, tmp_path / "one"),
-        "two ranks": make_config(task, tmp_path / "two"),
-        "a group of two": make_config(task, tmp_path / "group", rollout={"engine_tp_size": 2}),
-    }
-    histories = {
-        name: (one_rank if name == "one rank" else two_ranks).run(run, config)[0] for name, config in configs.items()
-    }
-    expected = histories["one rank"][1]
-    assert expected["reward/std"] > 0 and expected["train/grad_norm"] > 0
-    for name, config in configs.items():
-        assert responses(config) == responses(configs["one rank"]), name
-        for metric in ("train/policy_loss", "train/grad_norm", "reward/mean", "rollout/response_length"):
-            assert histories[name][1][metric] == pytest.approx(expected[metric], abs=1e-4), (name, metric)
+@pytest.mark.parametrize(
+    ("estimator", "metrics"),
+    [
+        # The policy loss of normalised advantages is 0 at ratios of 1; that of GAE is not.
+        ("group_norm", ["train/grad_norm", "train/entropy"]),
+        ("gae", ["train/policy_loss", "train/value_loss", "train/grad_norm", "train/critic_grad_norm"]),
+    ],
+)
+def test_one_rank_two_ranks_and_a_rollout_group_give_the_same_run(
+    two_ranks, one_rank, task, tmp_path, estimator, metrics
+):
+    """DIST-03: keys belong to samples, so layouts draw the same tokens; losses and gradient norms agree to 1e-4."""
+    algorithm = {"advantage_estimator": estimator}
+    expected_config = make_config(task, tmp_path / "one", algorithm=algorithm)
+    expected = one_rank.run(run, expected_config)[0][1]
+    assert expected["reward/std"] > 0 and all(abs(expected[metric]) > 1e-3 for metric in metrics)
+    for tp_size in (1, 2):
+        rollout = {"engine_tp_size": tp_size}
+        config = make_config(task, tmp_path / f"two{tp_size}", algorithm=algorithm, rollout=rollout)
+        first = two_ranks.run(run, config)[0][1]
+        assert responses(config) == responses(expected_config), tp_size
+        for metric in (*metrics, "reward/mean", "rollout/response_length"):
+            assert first[metric] == pytest.approx(expected[metric], rel=1e-4), (tp_size, metric)
+
+
+def stepped_run(config: Config, micro_batch_sizes: list[int]) -> list[dict]:
+    """Metrics of steps that have a micro-batch size each."""
+    trainer = build_trainer(config)
+    trainer.update_engine_weights()
+    history = []
+    for step, (rows, size) in enumerate(zip(trainer.sampler, micro_batch_sizes, strict=True), start=1):
+        trainer.strategy.config = replace(config, train=replace(config.train, micro_train_batch_size=size))
+        history.append(trainer.train_step(step, rows))
+    trainer.writer.close()
+    trainer.strategy.close()
+    return history
 
 
 def test_three_and_five_micro_batches_in_consecutive_steps_equal_one(two_ranks, task, tmp_path):
-    """NUM-05: token budgets that make three and five forwards or more of a rank's samples, against all at once."""
-    whole = two_ranks.run(run, make_config(task, tmp_path / "whole", train={"micro_train_batch_size": 8}))[0]
-    for budget, count in ((32, 3), (18, 5)):
-        train = {"max_tokens_per_micro_batch": budget}
-        split = two_ranks.run(run, make_config(task, tmp_path / f"split{count}", train=train))[0]
-        for step in (1, 2):
-            assert whole[step]["train/micro_batches"] == 1
-            assert split[step]["train/micro_batches"] >= count
-            for metric in ("train/policy_loss", "train/grad_norm", "train/entropy"):
-                assert split[step][metric] == pytest.approx(whole[step][metric], rel=1e-4, abs=1e-6), metric
+    """NUM-05: 10 prompts x 3 are 15 samples a rank: 3 forwards of 5, then 5 of 3, against 1 of 15 in both steps."""
+    rollout = {"rollout_batch_size": 10, "n_samples_per_prompt": 3}
+    train = {"train_batch_size": 30, "micro_train_batch_size": 15, "num_episodes": 2}
+    algorithm = {"advantage_estimator": "gae"}
+    histories = {}
+    for name, sizes in (("whole", [15, 15]), ("split", [5, 3])):
+        config = make_config(task, tmp_path / name, rollout=rollout, train=train, algorithm=algorithm)
+        histories[name] = two_ranks.run(stepped_run, config, sizes)[0]
+    assert [metrics["train/micro_batches"] for metrics in histories["whole"]] == [1, 1]
+    assert [metrics["train/micro_batches"] for metrics in histories["split"]] == [3, 5]
+    for whole, split in zip(histories["whole"], histories["split"], strict=True):
+        for metric in ("train/policy_loss", "train/grad_norm", "train/entropy", "train/critic_grad_norm"):
+            assert abs(whole[metric]) > 1e-3
+            assert split[metric] == pytest.approx(whole[metric], rel=1e-4), metric
+
+
+@pytest.mark.parametrize(("num_groups", "num_forwards"), [(1, 2), (3, 4)])
+def test_groups_that_do_not_go_round_train_as_on_one_rank(
+    two_ranks, one_rank, task, tmp_path, num_groups, num_forwards
+):
+    """A rank has a group of two samples less, in whose place it runs others for their collectives alone.
+
+    Of one group it has none, so it runs a fixed sample; of three it has one, and runs the shorter sample again.
+    """
+    (tmp_path / "reward.py").write_text("def distinct(response):\n    return len(set(response))\n")
+    owners = {
+        "rollout": {"rollout_batch_size": num_groups, "n_samples_per_prompt": 2},
+        "train": {"train_batch_size": 2 * num_groups, "micro_train_batch_size": 1, "max_steps": 3},
+        "algorithm": {
+            "advantage_estimator": "gae",
+            "init_kl_coef": 0.1,
+            "use_kl_loss": True,
+            "kl_estimator": "k3",
+        },
+        "reward": {"reward_fn": f"{tmp_path}/reward.py:distinct"},
+    }
+    configs = [make_config(task, tmp_path / name, **owners) for name in ("one", "two")]
+    ones, twos = one_rank.run(run, configs[0])[0], two_ranks.run(run, configs[1])[0]
+    assert responses(configs[1]) == responses(configs[0])
+    for one, two in zip(ones[1:], twos[1:], strict=True):
+        assert (one["train/micro_batches"], two["train/micro_batches"]) == (2 * num_groups, num_forwards)
+        assert one["train/grad_norm"] > 1e-3
+        for metric in ("train/policy_loss", "train/value_loss", "train/grad_norm", "train/critic_grad_norm"):
+            assert two[metric] == pytest.approx(one[metric], rel=1e-4), metric
+        assert two["train/kl_loss"] == pytest.approx(one["train/kl_loss"], rel=1e-4, abs=1e-9)
+    assert ones[3]["train/kl_loss"] > 0
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -129,17 +185,39 @@ def ragged_run(config: Config):
     return [sum(part) for part in zip(*counts, strict=True)], steps, left_over
 
 
-def test_evaluation_changes_nothing_and_counts_each_prompt_once(two_ranks, task, tmp_path):
+@pytest.mark.parametrize(
+    "evaluation",
+    [{}, {"eval_steps": 1, "eval_n_samples_per_prompt": 4}, {"eval_steps": 1, "eval_temperature": 0.0}],
+    ids=["start and end", "four samples each step", "greedy each step"],
+)
+def test_evaluation_changes_nothing_and_counts_each_prompt_once(two_ranks, task, tmp_path, evaluation):
     """5 prompts on 2 ranks; the training metrics with and without evaluation are bit-equal."""
     without = two_ranks.run(run, make_config(task, tmp_path / "without"))[0]
     data = {"eval_data": str(task / "prompts.jsonl"), "max_eval_samples": 5}
-    config = make_config(task, tmp_path / "with", data=data)
+    config = make_config(task, tmp_path / "with", data=data, evaluation=evaluation)
     with_evaluation = two_ranks.run(run, config)[0]
-    assert (with_evaluation[0]["eval/mean"] * 5) % 1 == 0
-    assert 0 < with_evaluation[0]["eval/mean"] < 1 and "eval/mean" in with_evaluation[2]
+    for step in (0, 2):
+        rewards = [row["reward"] for row in read(config, "eval_samples.jsonl") if row["step"] == step]
+        assert len(rewards) == 5 * evaluation.get("eval_n_samples_per_prompt", 1)
+        assert with_evaluation[step]["eval/mean"] == pytest.approx(sum(rewards) / len(rewards))
     for step in (1, 2):
         own = {k: v for k, v in without[step].items() if not k.startswith(("time/", "memory/", "tokens_per"))}
         assert {k: with_evaluation[step][k] for k in own} == own
+
+
+def test_evaluation_of_fewer_prompts_than_ranks_counts_each_once(two_ranks, one_rank, task, tmp_path):
+    """One prompt on two ranks: a rank has none, and the numbers are those of one rank."""
+    data = {"eval_data": str(task / "prompts.jsonl"), "max_eval_samples": 1}
+    one, two = (
+        ranks.run(run, make_config(task, tmp_path / name, data=data))[0]
+        for name, ranks in (("one", one_rank), ("two", two_ranks))
+    )
+    for step in (0, 2):
+        evaluation = {name: value for name, value in two[step].items() if name.startswith("eval/")}
+        names = ("mean", "std", "accuracy", "pass@1", "excluded", "response_length", "truncated")
+        assert evaluation.keys() == {f"eval/{name}" for name in names}
+        assert evaluation["eval/mean"] in (0.0, 1.0)
+        assert evaluation == {name: one[step][name] for name in evaluation}
 
 
 def test_ppo_trains_a_critic_with_every_option(two_ranks, task, tmp_path):
@@ -167,11 +245,16 @@ def test_ppo_trains_a_critic_with_every_option(two_ranks, task, tmp_path):
 
 
 def test_kl_as_a_loss_pulls_towards_the_reference(two_ranks, task, tmp_path):
-    """NUM-10: added in the loss form."""
-    algorithm = {"init_kl_coef": 0.5, "use_kl_loss": True, "kl_estimator": "k3"}
-    history = two_ranks.run(run, make_config(task, tmp_path, algorithm=algorithm))[0]
-    assert history[1]["train/kl_loss"] == pytest.approx(0.0, abs=1e-9)
-    assert history[2]["train/kl_loss"] > 0
+    """NUM-10: added in the loss form; taken off, it would push the policy away."""
+    histories = {}
+    for coefficient in (1e-9, 5.0):
+        algorithm = {"init_kl_coef": coefficient, "use_kl_loss": True, "kl_estimator": "k3"}
+        train = {"max_steps": 6, "num_episodes": 2}
+        config = make_config(task, tmp_path / str(coefficient), algorithm=algorithm, train=train)
+        histories[coefficient] = two_ranks.run(run, config)[0]
+    free, held = histories[1e-9], histories[5.0]
+    assert held[1]["train/kl_loss"] == pytest.approx(0.0, abs=1e-9)
+    assert 0 < held[6]["train/kl_loss"] < free[6]["train/kl_loss"] / 2
 
 
 RUN_METRICS = [
@@ -228,7 +311,7 @@ def test_two_ranks_under_torchrun_leave_one_run_folder_and_say_each_thing_once(t
     ended = torchrun(TRAIN, "--config", str(tmp_path / "run.yaml"))
     assert (ended.returncode, ended.left) == (0, [])
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["one"]
-    names = ["config.yaml", "metrics.jsonl", "model", "samples.jsonl", "summary.json", "tensorboard"]
+    names = ["config.yaml", "metrics.jsonl", "model", "reward.png", "samples.jsonl", "summary.json", "tensorboard"]
     assert sorted(path.name for path in (tmp_path / "runs" / "one").iterdir()) == names
     assert [line["step"] for line in read(config, "metrics.jsonl")] == [0, 1, 2]
     assert len(list((tmp_path / "runs" / "one" / "tensorboard").iterdir())) == 1

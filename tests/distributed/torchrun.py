@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +33,20 @@ class Ended:
 
 
 def torchrun(
-    script: str | Path, *flags: str, env: Mapping[str, str] | None = None, terminal: bool = False, timeout: float = 90
+    script: str | Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    terminal: bool = False,
+    timeout: float = 90,
+    launch: Sequence[str] = ("--standalone", "--nproc_per_node=2"),
+    grace: float = 0.0,
 ) -> Ended:
     """The script on two ranks, without standard input.
 
     Args:
+        launch: Flags of torchrun itself, for other ranks than these.
         terminal: Output goes to a terminal, as it does for a person, and not to a file.
+        grace: Seconds that processes may take to end after torchrun itself.
 
     Raises:
         TimeoutError: It did not end; its processes are killed.
@@ -49,7 +57,7 @@ def torchrun(
     output = _Terminal() if terminal else _File()
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), *flags],
+        [sys.executable, "-m", "torch.distributed.run", *launch, str(script), *flags],
         env={**os.environ, **settings, TOKEN: token, **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=output.fd,
@@ -60,6 +68,7 @@ def torchrun(
         seconds, ended = time.monotonic() - started, time.time()
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"still there after {timeout} s: {_kill(token)}\n{output.read()}") from None
+    psutil.wait_procs(_processes(token), timeout=grace)
     return Ended(returncode, output.read(), seconds, ended, _kill(token))
 
 
@@ -99,10 +108,14 @@ class _Terminal:
 
 def _kill(token: str) -> list[str]:
     """Kills what is left of a run; returns the command lines."""
-    found = [process for process in psutil.process_iter(["cmdline"]) if _token_of(process) == token]
+    found = _processes(token)
     for process in found:
         process.kill()
     return [" ".join(process.info["cmdline"]) for process in found]
+
+
+def _processes(token: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if _token_of(process) == token]
 
 
 def _token_of(process: psutil.Process) -> str | None:

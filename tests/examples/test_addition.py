@@ -2,12 +2,15 @@
 
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from adder import answer_accuracy, encode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.addition import prepare as addition
@@ -57,6 +60,12 @@ def test_the_model_loads_with_as_many_logits_as_tokens(folder):
     assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (1, 0)
 
 
+def test_the_script_finds_the_files_beside_it_from_any_folder(tmp_path):
+    command = [sys.executable, ROOT / "examples/addition/prepare.py", "--help"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert "--output" in ended.stdout
+
+
 def test_no_held_out_pair_is_trained_on_and_every_pair_is_used(folder):
     """90 * 90 pairs of two-digit numbers, 50 of them held out."""
     train, heldout = read_rows(folder / "train.jsonl"), read_rows(folder / "heldout.jsonl")
@@ -99,7 +108,7 @@ def interrupt() -> None:
 
 def test_a_batch_has_as_many_wrong_answers_as_asked_for():
     pairs = [(47, 85)]
-    right = torch.tensor(addition.encode((47, 85), 132))
+    right = torch.tensor(encode((47, 85), 132))
     assert right.tolist() == [6, 9, 12, 10, 7, 13, 3, 5, 4, 1]
     for wrong_share in (0.0, 1.0):
         batch = addition.draw_batch(pairs, 64, wrong_share, random.Random(0))
@@ -115,7 +124,7 @@ def test_an_answer_counts_only_if_it_ends():
             logits[..., 5] = 1.0
             return type("Output", (), {"logits": logits})
 
-    assert addition.answer_accuracy(AlwaysThree(), [(10, 23)]) == 0.0
+    assert answer_accuracy(AlwaysThree(), [(10, 23)]) == 0.0
 
 
 def test_learning_that_never_succeeds_says_so():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightrft.rewards.functions import RewardFunction, resolve_reward
-from lightrft.rewards.records import RewardInput, RewardOutput
+from lightrft.rewards.records import RESERVED_COMPONENTS, RewardInput, RewardOutput
 
 
 def sample(row: int, response: str = "", **extra: object) -> RewardInput:
@@ -128,14 +128,14 @@ def test_a_result_of_another_kind_names_function_value_and_row(result):
     assert "mine:f" in str(caught.value) and "row 9" in str(caught.value) and repr(result) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["mean", "mean_square", "std", "excluded", "reward"])
+@pytest.mark.parametrize("name", RESERVED_COMPONENTS)
 def test_a_component_named_like_a_metric_of_the_score_is_refused_with_all_such_names(name):
     """It would be averaged into `reward/mean` and its like, or overwrite `reward_before` in the summary."""
     with pytest.raises(ValueError) as caught:
         outputs(lambda response: {"score": 1, "format": 1, name: 7}, sample(9))
     assert str(caught.value) == (
-        "A reward mapping may not use the names of the score's own metrics, mean, mean_square, std, excluded, reward: "
-        f"mine:f returned {name} in {{'score': 1, 'format': 1, '{name}': 7}} for row 9. Rename it."
+        "A reward mapping may not use the names of the score's own metrics, mean, mean_square, std, excluded, reward, "
+        f"response_length, truncated: mine:f returned {name} in {{'score': 1, 'format': 1, '{name}': 7}} for row 9. Rename it."
     )
 
 

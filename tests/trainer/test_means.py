@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from lightrft.rewards.records import RewardOutput
-from lightrft.trainer.fast_exp_maker import add_reward_means, scored, with_deviation
-from lightrft.trainer.ppo_trainer import before_and_after
+from lightrft.trainer.evaluation import before_and_after
+from lightrft.trainer.fast_exp_maker import add_reward_means, scored
+from lightrft.trainer.records import with_deviation
 from lightrft.utils.means import Means, merged_means
 from tests.tiny_models import sample
 

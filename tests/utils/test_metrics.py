@@ -3,13 +3,14 @@
 import json
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightrft.utils.logging import get_logger, setup_logging
-from lightrft.utils.metrics import NullWriter, RunWriter, jsonable, move_aside, write_json
+from lightrft.utils.metrics import MetricsWriter, RunWriter, Writers, jsonable, move_aside, write_json
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -54,11 +55,12 @@ def test_numbers_that_json_lacks_become_null(tmp_path, value):
 
 def test_tensorboard_holds_the_same_numbers(tmp_path):
     writer = RunWriter(tmp_path)
-    writer.log(3, {"reward/mean": 0.25})
+    writer.log(3, {"reward/mean": 0.25, "eval/pass@4": 0.5})
     writer.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(3, 0.25)]
+    assert [event.value for event in events.Scalars("eval/pass@4")] == [0.5]
 
 
 def test_samples_keep_every_script_and_survive_a_lone_surrogate(tmp_path):
@@ -110,16 +112,90 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text()) == {"accuracy": 0.5}
 
 
+class Notes:
+    """A writer that notes what it is told."""
+
+    def __init__(self, events: list[str], closes: bool = True) -> None:
+        self.events = events
+        self.closes = closes
+
+    def write_config(self, yaml_text: str) -> None:
+        self.events.append(yaml_text)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.events.append(f"step {step}")
+
+    def log_samples(self, rows: Sequence[Mapping]) -> None:
+        self.events.append(f"{len(rows)} samples")
+
+    def log_eval_samples(self, rows: Sequence[Mapping]) -> None:
+        self.events.append(f"{len(rows)} eval samples")
+
+    def write_summary(self, summary: Mapping) -> None:
+        self.events.append("summary")
+
+    def close(self) -> None:
+        self.events.append("close")
+        if not self.closes:
+            raise OSError("no space left")
+
+
+def tell_all(writer: MetricsWriter) -> None:
+    writer.write_config("a: 1")
+    writer.log(1, {"a": 1.0})
+    writer.log_samples([{}])
+    writer.log_eval_samples([{}, {}])
+    writer.write_summary({"a": 1})
+    writer.close()
+
+
+def test_several_writers_are_told_all_as_one():
+    first: list[str] = []
+    second: list[str] = []
+    tell_all(Writers(Notes(first), Notes(second)))
+    assert first == second == ["a: 1", "step 1", "1 samples", "2 eval samples", "summary", "close"]
+
+
+def test_a_writer_that_cannot_be_closed_leaves_no_other_open():
+    events: list[str] = []
+    with pytest.raises(OSError, match="no space left"):
+        Writers(Notes(events, closes=False), Notes(events)).close()
+    assert events == ["close", "close"]
+
+
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     """CLI-03: one run folder, from rank 0 only."""
     monkeypatch.chdir(tmp_path)
-    writer = NullWriter()
-    writer.write_config("a: 1\n")
-    writer.log(1, {"a": 1.0})
-    writer.log_samples([{"a": 1}])
-    writer.write_summary({"a": 1})
-    writer.close()
+    tell_all(Writers())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluation_samples_have_a_file_of_their_own_where_there_are_any(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.log_samples([{"step": 1}])
+    assert not (tmp_path / "eval_samples.jsonl").exists()
+    for step in (0, 2):
+        writer.log_eval_samples([{"step": step}])
+    writer.close()
+    assert read_lines(tmp_path / "samples.jsonl") == [{"step": 1}]
+    assert read_lines(tmp_path / "eval_samples.jsonl") == [{"step": 0}, {"step": 2}]
+
+
+def test_a_resumed_run_goes_on_in_its_evaluation_samples(tmp_path):
+    for resumed_step, steps in ((None, (0, 2, 4)), (2, (4, 6))):
+        writer = RunWriter(tmp_path, resumed_step=resumed_step)
+        for step in steps:
+            writer.log_eval_samples([{"step": step}])
+        writer.close()
+    assert [row["step"] for row in read_lines(tmp_path / "eval_samples.jsonl")] == [0, 2, 4, 6]
+
+
+def test_the_summary_comes_with_the_reward_curve(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.log(1, {"reward/mean": 0.25})
+    writer.write_summary({})
+    writer.close()
+    assert (tmp_path / "reward.png").stat().st_size > 1000
 
 
 @pytest.fixture
@@ -145,3 +221,42 @@ def test_a_script_s_logger_is_governed_too(lightrft_logger, capsys):
     setup_logging(0)
     get_logger("examples.addition").info("ready")
     assert capsys.readouterr().err.endswith("INFO ready\n")
+
+
+def test_a_resumed_run_goes_on_in_its_files_and_nothing_is_lost(tmp_path):
+    """CKPT-05: lines after the checkpoint's step, and one that a kill has cut, move aside."""
+    writer = RunWriter(tmp_path, ["model"])
+    for step in (0, 1, 2, 3):
+        writer.log(step, {"reward/mean": float(step)})
+        writer.log_samples([{"step": step, "response": "三"}] * 2)
+    writer.write_config("run: 1\n")
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')
+    resumed = RunWriter(tmp_path, ["model"], resumed_step=2)
+    resumed.log(3, {"reward/mean": 30.0})
+    resumed.log_samples([{"step": 3, "response": "new"}])
+    resumed.close()
+    assert [(line["step"], line["reward/mean"]) for line in read_lines(tmp_path / "metrics.jsonl")] == [
+        (0, 0.0),
+        (1, 1.0),
+        (2, 2.0),
+        (3, 30.0),
+    ]
+    assert (tmp_path / "metrics.jsonl.1").read_text() == '{"step": 3, "reward/mean": 3.0}\n{"step": 4, "rew'
+    assert [line["step"] for line in read_lines(tmp_path / "samples.jsonl")] == [0, 0, 1, 1, 2, 2, 3]
+    assert [line["step"] for line in read_lines(tmp_path / "samples.jsonl.1")] == [3, 3]
+    assert (tmp_path / "config.yaml.1").read_text() == "run: 1\n"
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [
+        (0, 0.0),
+        (1, 1.0),
+        (2, 2.0),
+        (3, 30.0),
+    ]
+
+
+def test_a_run_that_is_resumed_in_another_folder_starts_its_files_there(tmp_path):
+    RunWriter(tmp_path, resumed_step=2).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""

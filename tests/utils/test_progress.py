@@ -59,6 +59,22 @@ def test_the_panel_fits_the_terminal():
     assert {len(line) for line in last_frame.splitlines() if line.startswith(("│", "╰"))} == {60}
 
 
+@pytest.mark.parametrize(
+    ("metrics", "figure"),
+    [
+        ({"kl/reference": 0.02}, "KL to reference 0.0200"),
+        ({"train/ppo_kl": 0.01}, "KL to old policy 0.0100"),
+        ({"kl/reference": 0.02, "train/ppo_kl": 0.01}, "KL to reference 0.0200"),
+    ],
+)
+def test_the_kl_is_that_to_the_reference_or_in_a_run_without_one_that_to_the_old_policy(metrics, figure, caplog):
+    caplog.set_level(logging.INFO, logger="lightrft")
+    with ProgressDisplay(1, enabled=True, console=plain()) as display:
+        display.step(1, metrics)
+    (line,) = lines(caplog)
+    assert figure in line and line.count("KL") == 1
+
+
 def test_a_metric_that_the_run_lacks_is_left_out():
     console = terminal()
     run_steps(ProgressDisplay(2, enabled=True, console=console), 1)

@@ -1,7 +1,8 @@
 """FSDPV2Strategy: training with PyTorch's fully_shard."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,21 @@ from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmu
 
 from lightrft.models.critic import ValueHead
 from lightrft.models.loading import Kind, LoadedConfig, empty_model, materialize, persistent_tensors, pretrained_weights
-from lightrft.strategy.strategy_base import StrategyBase, TrainedRole, hf_model_of, moved
+from lightrft.strategy.strategy_base import (
+    StrategyBase,
+    TrainedRole,
+    hf_model_of,
+    moved,
+    stored_dtype,
+    warmup_steps,
+)
+from lightrft.strategy.utils.sharded_state import (
+    load_optimizer_state,
+    load_tensors,
+    optimizer_state,
+    role_weights,
+    save_tensors,
+)
 from lightrft.types import WeightSpec
 
 
@@ -35,8 +50,7 @@ class FSDPV2Strategy(StrategyBase):
         build: Callable[[PreTrainedModel], nn.Module],
         trainable: bool,
     ) -> nn.Module:
-        bf16 = self.config.model.bf16
-        dtype = torch.bfloat16 if bf16 and not trainable else torch.float32
+        dtype = stored_dtype(self.config, trainable)
         hf_model = empty_model(loaded, kind, dtype)
         if trainable and self.config.model.gradient_checkpointing:
             hf_model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -97,9 +111,7 @@ class FSDPV2Strategy(StrategyBase):
 
     def _scheduler(self, optimizer: Optimizer, num_steps: int) -> torch.optim.lr_scheduler.LRScheduler:
         options = self.config.optimizer
-        warmup = options.lr_warmup_steps
-        if warmup is None:
-            warmup = round(options.lr_warmup_ratio * num_steps)
+        warmup = warmup_steps(options, num_steps)
         if options.lr_scheduler == "cosine":
             return get_cosine_with_min_lr_schedule_with_warmup(
                 optimizer, warmup, num_steps, min_lr_rate=options.min_lr_ratio
@@ -143,6 +155,23 @@ class FSDPV2Strategy(StrategyBase):
             shard, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
         )
         return self.collectives.full_tensor(whole)
+
+    # Checkpoints
+
+    def save_roles(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
+        tensors: dict[str, Tensor] = {}
+        for role in roles:
+            tensors |= role_weights(role.name, role.model)
+            tensors |= optimizer_state(role.name, role.model, role.optimizer)
+        with self.collectives.site("writing a checkpoint"):
+            save_tensors(folder, tensors)
+
+    def load_roles(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
+        on_host = self.config.strategy.adam_offload
+        for role in roles:
+            with self.collectives.site("reading a checkpoint"):
+                load_tensors(folder, role_weights(role.name, role.model))
+                load_optimizer_state(folder, role.name, role.model, role.optimizer, on_host)
 
     # Memory
 

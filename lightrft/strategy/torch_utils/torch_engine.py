@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from lightrft.models.loading import empty_model, load_config, materialize, persistent_tensors
 from lightrft.strategy.torch_utils.decoding import Draft, StopCondition, decode, next_token_logits
+from lightrft.strategy.torch_utils.host_memory import host_free_bytes
 from lightrft.strategy.torch_utils.kv_cache import cache_bytes
 from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.distributed_util import local_share
@@ -35,7 +35,7 @@ class TorchEngine:
         """Allocates the weights without values; weight updates bring them.
 
         Args:
-            mem_util: Share of the free memory that keys and values may take, in (0, 1].
+            mem_util: Share of the memory free at the start of `generate` that keys, values and logits may take.
             collectives: None in a process without others. With it every rank of the run calls `generate` alike, and
                 all raise where one fails.
             tp_group: Ranks that share their prompts; None = all.
@@ -195,7 +195,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    return psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return host_free_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _spec_faults(specs: Sequence[WeightSpec], weights: dict[str, Tensor]) -> list[str]:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from lightrft.config.checks import tp_size_error
+
 
 def rollout_tp_groups(world_size: int, tp_size: int) -> list[list[int]]:
     """Ranks that generate together: neighbours.
@@ -27,14 +29,8 @@ def rollout_dp_groups(world_size: int, tp_size: int) -> list[list[int]]:
 
 
 def _check_tp_size(world_size: int, tp_size: int) -> None:
-    if tp_size >= 1 and world_size % tp_size == 0:
-        return
-    divisors = [str(size) for size in range(1, world_size + 1) if world_size % size == 0]
-    choice = " or ".join([", ".join(divisors[:-1]), divisors[-1]]) if len(divisors) > 1 else divisors[0]
-    raise ValueError(
-        f"WORLD_SIZE must be a multiple of engine_tp_size: {world_size} ranks, engine_tp_size={tp_size}. "
-        f"Set --engine_tp_size to {choice}."
-    )
+    if error := tp_size_error(world_size, tp_size):
+        raise ValueError(error)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -1,0 +1,278 @@
+"""Explanation of a configuration: what a step and the run are made of, in numbers, before anything is loaded."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from lightrft.config import Config, check_config
+from lightrft.datasets.prompts import PromptDataset, load_prompts
+from lightrft.models.critic import Critic
+from lightrft.models.loading import (
+    LoadedConfig,
+    check_context,
+    check_tensor_parallel,
+    empty_model,
+    load_config,
+    load_tokenizer,
+)
+from lightrft.strategy.strategy import get_strategy
+from lightrft.strategy.strategy_base import stored_dtype, warmup_steps
+from lightrft.strategy.utils.distributed_util import local_share
+from lightrft.trainer.build import make_sampler, optimizer_steps, steps_of_run, updates_per_epoch
+
+ADAM_BYTES = 8
+"""Of a parameter: two moments in fp32."""
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number and what it is made of."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    sections: dict[str, list[Line]]
+    problems: list[str]
+    """What keeps the configuration from running: rule, values, remedy."""
+
+
+def explain(config: Config, world_size: int) -> Explanation:
+    """What `world_size` ranks make of the flags, as far as files and sizes allow; nothing is loaded but the data.
+
+    The sizes of the batches must be right for themselves (`range_errors`).
+    """
+    problems: list[str] = []
+    attempt(lambda: check_config(config, world_size), problems)
+    attempt(lambda: get_strategy(config), problems)
+    model = config.model
+    actor = attempt(lambda: load_config(model.pretrain, model.packing), problems)
+    critic = actor
+    if config.algorithm.advantage_estimator == "gae" and model.critic_pretrain:
+        critic = attempt(lambda: load_config(model.critic_pretrain or "", model.packing, "trunk"), problems)
+    if actor is not None:
+        attempt(lambda: check_lengths(config, actor), problems)
+    sections = {
+        f"A step on {ranks(world_size)}": list(step_lines(config, world_size)),
+        "The run": list(run_lines(config, problems)),
+        "Roles, without activations and the engine's KV cache": list(role_lines(config, actor, critic, world_size)),
+    }
+    return Explanation(sections, list(dict.fromkeys(problems)))
+
+
+def attempt(function: Callable[[], T], problems: list[str]) -> T | None:
+    """The value, or None and the user's mistake among the problems."""
+    try:
+        return function()
+    except (ValueError, NotImplementedError, OSError) as error:
+        problems += str(error).splitlines()
+        return None
+
+
+def check_lengths(config: Config, actor: LoadedConfig) -> None:
+    check_context(actor.hf_config, config.data.prompt_max_len, config.rollout.generate_max_len)
+    check_tensor_parallel(actor.hf_config, config.rollout.engine_tp_size)
+
+
+# A step
+
+
+def step_lines(config: Config, world_size: int) -> Iterator[Line]:
+    rollout = config.rollout
+    num_prompts, num_samples = rollout.rollout_batch_size, rollout.n_samples_per_prompt
+    num_responses = num_prompts * num_samples
+    longest = config.data.prompt_max_len + rollout.generate_max_len
+    yield Line("prompts", f"{num_prompts:,}", f"--rollout_batch_size; {on_each_rank(num_prompts, world_size)}")
+    tp_size = rollout.engine_tp_size
+    if world_size % tp_size == 0:
+        groups = f"of {ranks(tp_size)}, which share their prompts (--engine_tp_size)"
+        yield Line("rollout groups", f"{world_size // tp_size:,}", groups)
+    yield Line("responses", f"{num_responses:,}", f"{num_prompts:,} prompts x --n_samples_per_prompt {num_samples}")
+    yield Line(
+        "tokens at most",
+        f"{num_responses * longest:,}",
+        f"{num_responses:,} responses x {longest:,} tokens "
+        f"(--prompt_max_len {config.data.prompt_max_len} + --generate_max_len {rollout.generate_max_len})",
+    )
+    yield from update_lines(config, num_responses)
+    yield micro_batch_line(config, num_responses, world_size, longest)
+
+
+def update_lines(config: Config, num_responses: int) -> Iterator[Line]:
+    train = config.train
+    per_epoch = updates_per_epoch(config)
+    size = min(train.train_batch_size, num_responses)
+    last = num_responses - (per_epoch - 1) * train.train_batch_size
+    rest = "" if last == size else f", the last of {last:,}"
+    yield Line(
+        "optimizer steps",
+        f"{optimizer_steps(config, 1):,}",
+        f"--max_epochs {train.max_epochs} x {per_epoch:,} of {size:,} responses (--train_batch_size){rest}",
+    )
+    if optimizer_steps(config, 1) == 1:
+        yield Line("policy ratios", "1", "the one update is of the policy that sampled: on-policy, nothing is clipped")
+    else:
+        clip = f"within {1 - config.algorithm.eps_clip:g} .. {1 + config.algorithm.eps_clip:g} (--eps_clip)"
+        yield Line("policy ratios", "1, then not", f"after the first update the policy has moved on: clipped to {clip}")
+
+
+def micro_batch_line(config: Config, num_responses: int, world_size: int, longest: int) -> Line:
+    train = config.train
+    if train.max_tokens_per_micro_batch is not None:
+        limit = f"each of at most {train.max_tokens_per_micro_batch:,} tokens (--max_tokens_per_micro_batch)"
+        return Line("micro-batches", "by length", f"{limit}; a longer response is alone")
+    per_rank = -(-min(train.train_batch_size, num_responses) // world_size)
+    count = -(-per_rank // train.micro_train_batch_size)
+    tokens = min(train.micro_train_batch_size, per_rank) * longest
+    return Line(
+        "micro-batches",
+        # Samples are dealt by their tokens, so that ranks have equal work and not equally many.
+        f"about {count:,}",
+        f"on each rank for an optimizer step: about {per_rank:,} responses by {train.micro_train_batch_size:,} "
+        f"(--micro_train_batch_size), at most {tokens:,} tokens in one forward",
+    )
+
+
+# The run
+
+
+def run_lines(config: Config, problems: list[str]) -> Iterator[Line]:
+    """Steps of the run, where its data can be read."""
+    train, algorithm = config.train, config.algorithm
+    prompts = attempt(lambda: training_prompts(config), problems)
+    sampler = None if prompts is None else attempt(lambda: make_sampler(prompts, config), problems)
+    if prompts is None or sampler is None:
+        yield Line("steps", "unknown", "the data cannot be used: see below")
+        return
+    num_steps = steps_of_run(config, sampler)
+    longest = f"longer than --prompt_max_len {config.data.prompt_max_len}"
+    overlong = f"{prompts.num_filtered:,} more are left out and {prompts.num_truncated:,} cut: {longest}"
+    fits = not prompts.num_filtered and not prompts.num_truncated
+    yield Line("prompts", f"{len(prompts):,}", f"none is {longest}" if fits else overlong)
+    yield Line("steps in an episode", f"{sampler.steps_per_episode:,}", f"--tail_batch {config.data.tail_batch}")
+    every = f"{sampler.steps_per_episode:,} x --num_episodes {train.num_episodes} = {sampler.total_steps:,}"
+    stop = "" if train.max_steps is None else f", --max_steps {train.max_steps:,}"
+    yield Line("steps", f"{num_steps:,}", every + stop)
+    frozen = min(algorithm.freezing_actor_steps, num_steps)
+    updates = optimizer_steps(config, num_steps - frozen)
+    yield Line("optimizer steps", f"{updates:,}", f"of the actor{frozen_part(frozen)}")
+    yield warmup_line(config, "actor", updates, config.optimizer.actor_learning_rate)
+    if algorithm.advantage_estimator == "gae":
+        yield warmup_line(config, "critic", optimizer_steps(config, num_steps), config.optimizer.critic_learning_rate)
+
+
+def training_prompts(config: Config) -> PromptDataset:
+    data = config.data
+    return load_prompts(
+        data.prompt_data, data.prompt_split, load_tokenizer(config.model.pretrain), data, data.max_samples
+    )
+
+
+def frozen_part(frozen: int) -> str:
+    return f"; it rests in the first {frozen:,} steps (--freezing_actor_steps)" if frozen else ""
+
+
+def warmup_line(config: Config, role: str, updates: int, peak: float) -> Line:
+    options = config.optimizer
+    source = (
+        "--lr_warmup_steps" if options.lr_warmup_steps is not None else f"--lr_warmup_ratio {options.lr_warmup_ratio}"
+    )
+    decay = "stays" if options.lr_scheduler == "constant" else f"falls ({options.lr_scheduler})"
+    count = warmup_steps(options, updates)
+    return Line(
+        f"{role} warm-up", f"{count:,}", f"of {updates:,} optimizer steps ({source}), to {peak:g}, where it {decay}"
+    )
+
+
+# Roles
+
+
+def role_lines(
+    config: Config, actor: LoadedConfig | None, critic: LoadedConfig | None, world_size: int
+) -> Iterator[Line]:
+    """The roles that are loaded and why, and what each rank holds of them."""
+    algorithm, rollout = config.algorithm, config.rollout
+    trained, frozen = stored_dtype(config, trainable=True), stored_dtype(config, trainable=False)
+    count = None if actor is None else num_parameters(empty_model(actor, "causal_lm", trained))
+    yield trained_line("actor", count, config, world_size)
+    if algorithm.init_kl_coef > 0:
+        held = per_rank(count, frozen.itemsize, world_size)
+        why = f"the KL divergence is taken from it (--init_kl_coef {algorithm.init_kl_coef:g})"
+        yield Line("initial_model", millions(count), f"frozen: {why}; {held} in {name(frozen)}")
+    else:
+        yield Line("initial_model", "none", "--init_kl_coef 0 needs no reference")
+    if algorithm.advantage_estimator == "gae":
+        yield trained_line("critic", None if critic is None else critic_parameters(critic, trained), config, world_size)
+    else:
+        yield Line("critic", "none", f"--advantage_estimator {algorithm.advantage_estimator} needs none")
+    sleep = "sleeps between rollouts" if rollout.enable_engine_sleep else "never sleeps (--disable_engine_sleep)"
+    held = per_rank(count, frozen.itemsize, 1)
+    yield Line("engine", rollout.engine_type, f"{held} in {name(frozen)} while awake; {sleep}")
+    if actor is not None:
+        yield Line("layout", actor.layout, f"--packing {config.model.packing}, attention {actor.attention}")
+
+
+def trained_line(role: str, count: int | None, config: Config, world_size: int) -> Line:
+    dtype = stored_dtype(config, trainable=True)
+    strategy = config.strategy
+    held = per_rank(count, 2 * dtype.itemsize + ADAM_BYTES, world_size)
+    computes = ", computes in bfloat16" if config.model.bf16 else ""
+    place = ""
+    if strategy.fsdp_cpu_offload:
+        place = ", on the host (--fsdp_cpu_offload)"
+    elif strategy.adam_offload:
+        adam = per_rank(count, ADAM_BYTES, world_size)
+        place = f", of which Adam's {adam} wait on the host (--adam_offload)"
+    return Line(role, millions(count), f"learns: weights, gradients and Adam in {name(dtype)}{computes}: {held}{place}")
+
+
+def critic_parameters(loaded: LoadedConfig, dtype: torch.dtype) -> int:
+    trunk = empty_model(loaded, "trunk", dtype)
+    with torch.device("meta"):
+        return num_parameters(Critic(trunk))
+
+
+def num_parameters(model: nn.Module) -> int:
+    """A tied weight counts once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# Words
+
+
+def ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count:,} ranks"
+
+
+def on_each_rank(count: int, world_size: int) -> str:
+    most, fewest = (len(local_share(count, rank, world_size)) for rank in (0, world_size - 1))
+    return f"{most:,} on each rank" if most == fewest else f"{fewest:,} or {most:,} on each rank"
+
+
+def per_rank(count: int | None, bytes_each: int, shards: int) -> str:
+    return "unknown size" if count is None else f"{size(count * bytes_each / shards)} a rank"
+
+
+def size(num_bytes: float) -> str:
+    """`1.5 GiB`"""
+    unit, divisor = next((u for u in UNITS if num_bytes >= u[1]), ("bytes", 1))
+    return f"{num_bytes / divisor:,.1f} {unit}" if divisor > 1 else f"{num_bytes:,.0f} bytes"
+
+
+def millions(count: int | None) -> str:
+    if count is None:
+        return "unknown"
+    return f"{count / 1e9:,.2f} B" if count >= 1e9 else f"{count / 1e6:,.2f} M" if count >= 1e4 else f"{count:,}"
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

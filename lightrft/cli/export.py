@@ -1,0 +1,37 @@
+"""`lightrft export`: a checkpoint becomes a Hugging Face folder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from lightrft.config import usage_errors
+
+
+@dataclass(frozen=True)
+class Arguments:
+    checkpoint: tyro.conf.Positional[Path]
+    """A checkpoint, or a folder of checkpoints or of a run, whose newest complete one is taken."""
+    output: tyro.conf.Positional[Path]
+    """The new folder."""
+    dtype: Literal["bf16", "fp32"] | None = None
+    """Dtype of the weights; by default what the run computed in."""
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = tyro.cli(
+        Arguments,
+        prog="lightrft export",
+        description="Writes a checkpoint's actor as a Hugging Face folder, with tokenizer and model card, on the CPU.",
+        args=list(argv),
+        use_underscores=True,
+    )
+    # It takes seconds to import, and --help needs none of it.
+    from lightrft.trainer.export import export_checkpoint
+
+    with usage_errors():
+        folder = export_checkpoint(arguments.checkpoint, arguments.output, arguments.dtype)
+    print(f"{folder} -> {arguments.output}")
+    return 0
