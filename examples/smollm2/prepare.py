@@ -52,7 +52,7 @@ def message(role: str, content: str) -> dict[str, str]:
 
 
 def question(pair: Pair) -> str:
-    return f"{pair[0]} + {pair[1]} = ?"
+    return f"{pair[0]} + {pair[1]}"
 
 
 def write_rows(path: Path, pairs: Iterable[Pair]) -> None:

@@ -11,7 +11,6 @@ def tagged_answer(response: str, label: str, finish_reason: str) -> Mapping[str,
 
     `format` is 1 for any number in the tags: it tells a wrong sum from an answer of another form.
     """
-    match = TAGGED_NUMBER.fullmatch(response)
-    is_tagged = match is not None and finish_reason == "stop"
-    accuracy = float(is_tagged and match[1] == label)
-    return {"score": accuracy, "accuracy": accuracy, "format": float(is_tagged)}
+    match = TAGGED_NUMBER.fullmatch(response) if finish_reason == "stop" else None
+    accuracy = float(match is not None and match[1] == label)
+    return {"score": accuracy, "accuracy": accuracy, "format": float(match is not None)}

@@ -69,14 +69,14 @@ def dequantized(source: Path) -> LlamaForCausalLM:
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
     config.dtype = torch.bfloat16
-    return model.to(torch.bfloat16)
+    return model.bfloat16()
 
 
 @torch.no_grad()
 def greedy_answer(folder: Path, question: str) -> str:
     """What the model in the folder says to one question, in 16 tokens at most."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     messages = [{"role": "user", "content": question}]
     inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids = model.generate(**inputs, do_sample=False, max_new_tokens=16)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -12,9 +12,9 @@ from lightrft.config import usage_errors
 
 @dataclass(frozen=True)
 class Arguments:
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A checkpoint, or a folder of checkpoints or of a run, whose newest complete one is taken."""
-    output: tyro.conf.Positional[Path]
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """The new folder."""
     dtype: Literal["bf16", "fp32"] | None = None
     """Dtype of the weights; by default what the run computed in."""

@@ -171,7 +171,7 @@ class TrainConfig:
     seed: int = 42
     """Seed of the data order, of sampling and of new weights."""
     save_path: str = "./ckpt"
-    """Run folder: config.yaml, metrics.jsonl, samples.jsonl, summary.json, TensorBoard files and the final model."""
+    """Run folder: configuration, metrics, samples, summary, reward curve, TensorBoard files and the final model."""
 
 
 @dataclass(frozen=True)

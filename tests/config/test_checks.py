@@ -293,7 +293,8 @@ def test_no_flag_has_two_owners(config):
 
 def test_evaluation_steps_need_evaluation_data(config):
     assert errors(config, eval_steps=5) == [
-        "eval_steps evaluates on eval_data: eval_steps=5, and eval_data is unset. Set --eval_data, or drop --eval_steps."
+        "eval_steps evaluates on eval_data: eval_steps=5, and eval_data is unset. "
+        "Set --eval_data, or drop --eval_steps."
     ]
     check_config(changed(config, eval_steps=5, eval_data=config.data.prompt_data), 1)
 
@@ -313,3 +314,26 @@ def test_steps_to_profile_are_numbers_between_commas(config, flag):
         f"{flag}: steps must be numbers from 1 on, separated by commas: '3;4'. Write --{flag} 3,4."
     ]
     check_config(changed(config, **{flag: "3,4"}), 1)
+
+
+def test_checkpoints_are_saved_every_so_many_steps_or_not_at_all(config):
+    for steps in (0, -2):
+        assert errors(config, save_steps=steps) == [
+            f"save_steps must be -1 (off) or at least 1: save_steps={steps}. Change --save_steps."
+        ]
+    check_config(changed(config, save_steps=1, max_ckpt_num=1, save_hf_ckpt=True), 1)
+
+
+def test_an_exported_model_without_a_checkpoint_is_refused(config):
+    assert errors(config, save_hf_ckpt=True) == [
+        "save_hf_ckpt writes a part of each checkpoint: save_steps=-1 and no ckpt_path save none. "
+        "Set --save_steps, or drop --save_hf_ckpt."
+    ]
+    check_config(changed(config, save_hf_ckpt=True, ckpt_path="elsewhere"), 1)
+
+
+def test_checkpoints_cannot_go_where_a_file_is(config):
+    prompts = config.data.prompt_data
+    assert errors(config, ckpt_path=f"{prompts}/ckpt") == [
+        f"ckpt_path must be a folder, or a place for a new one: {prompts} is a file. Change --ckpt_path."
+    ]

@@ -1,17 +1,12 @@
 """Checkpoints of whole runs: a run that was stopped, killed or moved to other ranks goes on as if nothing had been."""
 
-import contextlib
-import io
 import json
-import os
 import resource
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,61 +21,17 @@ from lightrft.trainer import build_trainer
 from lightrft.trainer.build import check_inputs
 from tests import tiny_models
 from tests.distributed.ranks import Ranks
-from tests.distributed.runs import make_config, read
+from tests.distributed.resumed_runs import assert_same, history, logged, logged_run, names, run, six_steps
+from tests.distributed.runs import read
 
-STEPS = {"max_steps": None, "num_episodes": 3}
-"""8 prompts in batches of 4 are 2 steps an episode, 6 in all."""
-COSINE = {"lr_scheduler": "cosine", "lr_warmup_steps": 2}
 EVERY_OPTION = {
     "advantage_estimator": "gae",
     "init_kl_coef": 0.05,
     "kl_target": 0.001,
     "kl_horizon": 100,
-    "freezing_actor_steps": 1,
+    # At the stop the actor's optimizer has no state yet, and must not get one by being saved.
+    "freezing_actor_steps": 3,
 }
-
-
-def six_steps(task: Path, save_path: Path, **owners: dict[str, Any]) -> Config:
-    """Six steps in three episodes, with a checkpoint at the end."""
-    changes: dict[str, dict[str, Any]] = {
-        "data": {"max_samples": 8},
-        "train": STEPS,
-        "optimizer": COSINE,
-        "checkpoint": {"ckpt_path": str(save_path / "ckpt")},
-    }
-    for owner, change in owners.items():
-        changes[owner] = changes.get(owner, {}) | change
-    return make_config(task, save_path, **changes)
-
-
-def run(config: Config, stop_after: int = 0, rank: int = 1, number: int = signal.SIGTERM) -> int:
-    """Exit code of a run, in which one rank gets a signal during that step."""
-    trainer = build_trainer(config)
-    train_step = trainer.train_step
-
-    def signalled(step, rows):
-        if step == stop_after and trainer.strategy.rank == rank:
-            os.kill(os.getpid(), number)
-        return train_step(step, rows)
-
-    trainer.train_step = signalled
-    try:
-        trainer.fit()
-    except SystemExit as stop:
-        assert isinstance(stop.code, int)
-        return stop.code
-    return 0
-
-
-def logged(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
-    """What a function returned, and what was logged meanwhile."""
-    with contextlib.redirect_stderr(io.StringIO()) as log:
-        value = function(*args)
-    return value, log.getvalue()
-
-
-def logged_run(*args: Any) -> tuple[int, str]:
-    return logged(run, *args)
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +39,6 @@ def one_rank() -> Iterator[Ranks]:
     ranks = Ranks(world_size=1)
     yield ranks
     ranks.close()
-
-
-def history(config: Config) -> list[dict[str, float]]:
-    """metrics.jsonl without what depends on the machine and the number of ranks."""
-    machine = ("time/", "memory/", "tokens_per", "checkpoint/", "train/micro_batches")
-    return [{k: v for k, v in line.items() if not k.startswith(machine)} for line in read(config, "metrics.jsonl")]
-
-
-def prompts_and_responses(config: Config) -> list[tuple]:
-    return [(r["step"], r["group"], r["index"], r["row"], r["response"]) for r in read(config, "samples.jsonl")]
-
-
-def assert_same(config: Config, expected: Config, tolerance: float = 1e-6) -> None:
-    assert prompts_and_responses(config) == prompts_and_responses(expected)
-    for line, wanted in zip(history(config), history(expected), strict=True):
-        assert line == pytest.approx(wanted, abs=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +76,9 @@ def test_two_ranks_one_and_two_again_go_on_with_one_another_s_checkpoints(two_ra
     assert two_ranks.run(run, moved, 2) == [143, 143]
     [(code, log)] = one_rank.run(logged_run, moved, 4, 0)
     assert code == 143
-    assert "step_00000002 was saved at WORLD_SIZE=2 and is loaded at 1: all ranks take the random states of rank 0" in log
+    assert (
+        "step_00000002 was saved at WORLD_SIZE=2 and is loaded at 1: all ranks take the random states of rank 0" in log
+    )
     assert two_ranks.run(run, moved) == [0, 0]
     assert_same(moved, straight, tolerance=1e-4)
 
@@ -171,10 +108,6 @@ def copied(finished, tmp_path) -> Config:
         train=replace(finished.train, save_path=str(tmp_path / "run")),
         checkpoint=replace(finished.checkpoint, ckpt_path=str(tmp_path / "run" / "ckpt"), load_checkpoint=True),
     )
-
-
-def names(config: Config) -> list[str]:
-    return sorted(path.name for path in Path(str(config.checkpoint.ckpt_path)).iterdir())
 
 
 def test_the_newest_and_the_best_are_kept_and_exports_with_them(two_ranks, task, tmp_path):

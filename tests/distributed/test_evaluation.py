@@ -56,8 +56,7 @@ def test_each_evaluation_counts_five_prompts_of_two_ranks_once(two_ranks, task, 
             assert line[f"eval/pass@{k}"] == pytest.approx(sum(passing(group, k) for group in groups) / 5)
         votes = [Counter(row["response"].strip() for row in group).most_common(1)[0][0] for group in groups]
         winners = [
-            next(r for r in group if r["response"].strip() == vote)
-            for group, vote in zip(groups, votes, strict=True)
+            next(r for r in group if r["response"].strip() == vote) for group, vote in zip(groups, votes, strict=True)
         ]
         assert line["eval/maj@4"] == pytest.approx(sum(row["reward"] for row in winners) / 5)
     assert 0 < history[0]["eval/pass@1"] < history[0]["eval/pass@4"] < 1
@@ -151,3 +150,25 @@ def test_samples_have_their_advantage_always_and_their_tokens_on_demand(two_rank
     if with_tokens:
         assert samples[0]["action_log_probs"] == pytest.approx(samples[0]["base_action_log_probs"], abs=1e-5)
         assert samples[0]["action_log_probs"] == pytest.approx(samples[0]["rollout_log_probs"], abs=1e-4)
+
+
+def test_a_resumed_run_keeps_its_first_and_best_evaluation_and_draws_the_whole_curve(two_ranks, task, tmp_path):
+    """CKPT-03: 2 + 2 steps are evaluated as 4 are."""
+    data = {"eval_data": str(task / "prompts.jsonl"), "max_eval_samples": 5}
+    owners = {"data": data, "evaluation": {"eval_steps": 1, "eval_n_samples_per_prompt": 2}}
+    parts = {"max_steps": 2, "num_episodes": 2}
+    straight = make_config(task, tmp_path / "straight", **owners, train=parts | {"max_steps": 4})
+    two_ranks.run(watched_run, straight)
+    for max_steps in (2, 4):
+        checkpoint = {"save_steps": 2, "load_checkpoint": max_steps == 4}
+        train = parts | {"max_steps": max_steps}
+        resumed = make_config(task, tmp_path / "resumed", **owners, train=train, checkpoint=checkpoint)
+        two_ranks.run(watched_run, resumed)
+    expected = json.loads((tmp_path / "straight" / "summary.json").read_text())
+    found = json.loads((tmp_path / "resumed" / "summary.json").read_text())
+    names = [name for name in expected if name not in ("train_seconds", "steps")]
+    assert {"reward_before", "reward_after", "reward_best", "best_step", "pass@2_after", "maj@2_before"} <= set(names)
+    assert {name: found[name] for name in names} == pytest.approx({name: expected[name] for name in names})
+    for name in ("eval_samples.jsonl", "samples.jsonl"):
+        rows = [[(row["step"], row["response"]) for row in read(config, name)] for config in (straight, resumed)]
+        assert rows[0] == rows[1]

@@ -135,7 +135,8 @@ def test_a_component_named_like_a_metric_of_the_score_is_refused_with_all_such_n
         outputs(lambda response: {"score": 1, "format": 1, name: 7}, sample(9))
     assert str(caught.value) == (
         "A reward mapping may not use the names of the score's own metrics, mean, mean_square, std, excluded, reward, "
-        f"response_length, truncated: mine:f returned {name} in {{'score': 1, 'format': 1, '{name}': 7}} for row 9. Rename it."
+        f"response_length, truncated: mine:f returned {name} in {{'score': 1, 'format': 1, '{name}': 7}} for row 9. "
+        "Rename it."
     )
 
 

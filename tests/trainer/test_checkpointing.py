@@ -70,7 +70,9 @@ def test_other_prompts_and_another_order_are_other_data():
 
 
 def test_changed_flags_are_named_with_both_values():
-    state = TrainingState(1, 6, 0.0, 0.0, {}, "", scores={}, before={}, after={}, best={}, flags=flags_of(config(train={"seed": 1})))
+    state = TrainingState(
+        1, 6, 0.0, 0.0, {}, "", scores={}, before={}, after={}, best={}, flags=flags_of(config(train={"seed": 1}))
+    )
     now = replace(config(train={"seed": 2}), checkpoint=CheckpointConfig(load_checkpoint=True))
     assert changed_flags(state, now) == ["seed: 1 -> 2"]
 

@@ -13,9 +13,7 @@ from tests.tiny_models import sample
 
 def group_metrics(*judged: tuple[str, float | None], num_samples: int = 4, threshold: float = 1.0) -> dict[str, float]:
     means = Means()
-    group = [
-        scored(replace(sample([3], [4]), response=response), RewardOutput(reward)) for response, reward in judged
-    ]
+    group = [scored(replace(sample([3], [4]), response=response), RewardOutput(reward)) for response, reward in judged]
     add_group_means(means, group, num_samples, threshold)
     return merged_means([means.sums])
 

@@ -64,6 +64,6 @@ def test_steps_outside_the_run_are_named(tmp_path, caplog):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record")
 def test_memory_snapshots_without_a_gpu_are_refused():
-    with pytest.raises(ValueError, match="memory_snapshot_steps=3.*Drop --memory_snapshot_steps"):
+    with pytest.raises(ValueError, match=r"memory_snapshot_steps=3.*Drop --memory_snapshot_steps"):
         check_memory_snapshots(ReportConfig(memory_snapshot_steps="3"))
     check_memory_snapshots(ReportConfig())
