@@ -1,7 +1,6 @@
 """StrategyBase: what training backends share: process groups, engine lifecycle, dealing, the plan of forwards."""
 
 import os
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,8 +23,9 @@ from lightrft.strategy.utils.broadcast_utils import BroadcastManager
 from lightrft.strategy.utils.checkpoint import HFFiles, export_hf
 from lightrft.strategy.utils.checkpoint_folder import discard, open_partial, partial_of, publish
 from lightrft.strategy.utils.collectives import Collectives, PhaseError
+from lightrft.strategy.utils.dealing import Dealer
+from lightrft.strategy.utils.devices import empty_cache, free_port, rank_device
 from lightrft.strategy.utils.distributed_util import (
-    balanced_destinations,
     extend_plan,
     local_share,
     plan_micro_batches,
@@ -84,10 +84,10 @@ class StrategyBase(ABC):
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
             os.environ.setdefault(name, value)
         if "MASTER_PORT" not in os.environ:
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
-        self.device = _device(int(os.environ["LOCAL_RANK"]))
+        self.device = rank_device(int(os.environ["LOCAL_RANK"]))
         timeout = self.config.strategy.dist_timeout_seconds
         self.group_timeout = timedelta(seconds=timeout + GROUP_TIMEOUT_GRACE_SECONDS)
         self._owns_group = not dist.is_initialized()
@@ -95,6 +95,7 @@ class StrategyBase(ABC):
             self._init_process_group()
         self._undo_exit_hook = end_after_uncaught_exception()
         self.collectives = Collectives(self.device)
+        self.dealer = Dealer(self.collectives)
         self.watch = start_watch(self.collectives, timeout, os.environ["MASTER_ADDR"])
         tp_size = self.config.rollout.engine_tp_size
         self.tp_group = self._new_groups(rollout_tp_groups(self.world_size, tp_size))
@@ -239,7 +240,7 @@ class StrategyBase(ABC):
                 self.named_weights(actor, self.engine_dtype),
                 self._weight_version,
             )
-        _empty_cache(self.device)
+        empty_cache(self.device)
 
     def gather_and_generate(
         self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
@@ -259,7 +260,7 @@ class StrategyBase(ABC):
 
     def sleep_engine(self) -> None:
         self._engine().sleep()
-        _empty_cache(self.device)
+        empty_cache(self.device)
 
     def _engine(self) -> ManagedEngine:
         assert self.engine is not None, "create_engine comes first"
@@ -344,7 +345,7 @@ class StrategyBase(ABC):
             if self.is_rank_0:
                 export_hf(hf_model_of(actor), kept, self.engine_dtype, files, folder)
 
-    # Dealing of samples and the plan of forwards
+    # Shares of samples and the plan of forwards
 
     def local_share(self, count: int) -> range:
         """This rank's part of `count` items: contiguous, and sizes differ by at most one."""
@@ -352,45 +353,7 @@ class StrategyBase(ABC):
 
     def exchange(self, records: Sequence[T], destinations: Sequence[int]) -> list[T]:
         """Sends record i to rank `destinations[i]`; returns what came here by source. Every rank must call it."""
-        outgoing: list[list[T]] = [[] for _ in range(self.world_size)]
-        for record, destination in zip(records, destinations, strict=True):
-            outgoing[destination].append(record)
-        return [record for part in self.collectives.all_to_all_objects(outgoing) for record in part]
-
-    def balance_groups(self, groups: list[list[Experience]]) -> list[list[Experience]]:
-        """Deals whole groups over ranks by their tokens, ordered by prompt. Every rank must call it."""
-        costs = [sum(sample.num_tokens for sample in group) for group in groups]
-        dealt = self.exchange(groups, self._deal(costs, [0] * len(costs)))
-        return sorted(dealt, key=lambda group: group[0].order)
-
-    def deal_minibatches(
-        self, samples: Sequence[Experience], minibatches: Sequence[Sequence[tuple[int, int]]]
-    ) -> list[list[Experience]]:
-        """Deals the samples of each minibatch over ranks by tokens; returns this rank's part of each.
-
-        Every rank must call it.
-
-        Args:
-            samples: This rank's samples.
-            minibatches: For each minibatch the `order` of its samples, over all ranks.
-        """
-        where = {order: i for i, minibatch in enumerate(minibatches) for order in minibatch}
-        destinations = self._deal([s.num_tokens for s in samples], [where[s.order] for s in samples])
-        received = sorted(self.exchange(samples, destinations), key=lambda sample: sample.order)
-        return [[s for s in received if where[s.order] == i] for i in range(len(minibatches))]
-
-    def _deal(self, costs: list[int], bins: list[int]) -> list[int]:
-        """Destination of each local record, so that within each bin ranks carry equal cost over all ranks' records."""
-        gathered = self.collectives.all_gather_objects((costs, bins))
-        everything = [(bin_, cost) for costs_, bins_ in gathered for cost, bin_ in zip(costs_, bins_, strict=True)]
-        destinations = [0] * len(everything)
-        for bin_ in sorted({bin_ for bin_, _ in everything}):
-            members = [i for i, (other, _) in enumerate(everything) if other == bin_]
-            dealt = balanced_destinations([everything[i][1] for i in members], self.world_size)
-            for i, destination in zip(members, dealt, strict=True):
-                destinations[i] = destination
-        start = sum(len(costs_) for costs_, _ in gathered[: self.rank])
-        return destinations[start : start + len(costs)]
+        return self.dealer.exchange(records, destinations)
 
     def agree_plan(self, samples: Sequence[Experience], padded: bool) -> Plan:
         """Micro-batches as indices into `samples`, equally many on all ranks. Every rank must call it.
@@ -430,41 +393,3 @@ def hf_model_of(role: nn.Module) -> PreTrainedModel:
     model = role.get_submodule("model")
     assert isinstance(model, PreTrainedModel)
     return model
-
-
-def check_devices() -> None:
-    """Raises ValueError when this node has GPUs, but fewer than ranks."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if 0 < torch.cuda.device_count() < ranks:
-        raise ValueError(
-            f"each rank of a node needs a GPU of its own: {ranks} ranks, {torch.cuda.device_count()} GPUs. "
-            "Start fewer ranks, or set CUDA_VISIBLE_DEVICES= to run on the CPU."
-        )
-
-
-def _device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _empty_cache(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-@contextmanager
-def moved(move_in: Callable[[], None], move_out: Callable[[], None]) -> Iterator[None]:
-    """Runs `move_out` at the end whatever happens: an exception leaves nothing on the wrong device."""
-    try:
-        move_in()
-        yield
-    finally:
-        move_out()

@@ -27,8 +27,9 @@ from lightrft.models.loading import (
 )
 from lightrft.rewards.functions import RewardFunction, resolve_reward
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.strategy_base import StrategyBase, TrainedRole, check_devices
+from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
 from lightrft.strategy.utils.checkpoint_folder import checkpoints
+from lightrft.strategy.utils.devices import check_devices
 from lightrft.strategy.utils.sharded_state import role_weights
 from lightrft.trainer.checkpointing import (
     Checkpointer,

@@ -117,7 +117,7 @@ class FastExperienceMaker:
             [self.make_sample(group, j, prompt, output) for j, output in enumerate(prompt_outputs)]
             for (group, prompt), prompt_outputs in zip(prompts, outputs, strict=True)
         ]
-        samples = [sample for group in self.strategy.balance_groups(groups) for sample in group]
+        samples = [sample for group in self.strategy.dealer.balance_groups(groups) for sample in group]
         self.reward_engine.submit(samples)
         return samples
 

@@ -42,7 +42,7 @@ class SPMDPPOTrainer(PPOTrainer):
                 # The same forwards as those that gave the old log-probs: ratios start at exactly 1.
                 yield samples, self.replay_buffer.plan
                 continue
-            for part in self.strategy.deal_minibatches(samples, minibatches):
+            for part in self.strategy.dealer.deal_minibatches(samples, minibatches):
                 yield part, self.strategy.agree_plan(part, self.experience_maker.layout == "padded")
 
     def train_minibatch(

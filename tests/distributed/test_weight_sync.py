@@ -184,7 +184,7 @@ def echoed():
         groups: list[list[Experience]] = [
             [sample([row], [2] * (1 + row % 3), group=row, index=j) for j in range(4)] for row in rows
         ]
-        balanced = [[s.order for s in group] for group in strategy.balance_groups(groups)]
+        balanced = [[s.order for s in group] for group in strategy.dealer.balance_groups(groups)]
         return results, balanced
 
 

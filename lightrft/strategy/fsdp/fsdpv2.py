@@ -20,10 +20,10 @@ from lightrft.strategy.strategy_base import (
     StrategyBase,
     TrainedRole,
     hf_model_of,
-    moved,
     stored_dtype,
     warmup_steps,
 )
+from lightrft.strategy.utils.devices import moved
 from lightrft.strategy.utils.sharded_state import (
     load_optimizer_state,
     load_tensors,
