@@ -46,7 +46,7 @@ smollm2: .venv/installed-smollm2
 	@$(BIN)/python examples/smollm2/report.py $(RUN)
 
 test: .venv/installed-dev
-	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=600 $(ARGS)
+	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=1800 $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
