@@ -34,8 +34,8 @@ Run folder: {run}
   model/          loads with transformers
 
 Try next:
-  make smollm2 ARGS="--bf16"          (three times faster, if the CPU has instructions for it)
-  make smollm2 ARGS="--init_kl_coef 0.01 --use_kl_loss --kl_estimator k3"
+  make smollm2 ARGS="--bf16 --actor_learning_rate 2e-5"   (see smollm2.yaml)
+  make smollm2 ARGS="--seed 1" RUN=runs/smollm2-1
   .venv/bin/tensorboard --logdir {run}"""
 
 
