@@ -197,9 +197,10 @@ def test_a_prompt_with_media_is_refused(engine: TorchEngine) -> None:
 
 def _generate_in_a_group(folder: str, poisoned_rank: int | None) -> tuple[list[list[list[int]]], int]:
     """Ids of all prompts, and how many prompts this rank ran itself."""
-    ref = reference(tiny_qwen2(), Path(folder))
+    own_folder = Path(folder) / str(dist.get_rank())  # Each rank writes what it reads.
+    ref = reference(tiny_qwen2(), own_folder)
     engine = TorchEngine(
-        folder,
+        str(own_folder),
         tokenizer=ref.tokenizer,
         device=torch.device("cpu"),
         dtype=torch.float32,
