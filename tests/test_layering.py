@@ -22,7 +22,7 @@ LAYERS = (
 SIBLINGS = ({"types", "config"}, {"ops", "utils"})
 """Packages of one layer that may import each other; the others of a layer may not."""
 WITHOUT_TORCH = {"config", "rewards", "__init__"}
-HEAVY = {"torch", "transformers", "accelerate", "jaxtyping", "tensorboard"}
+HEAVY = {"torch", "transformers", "accelerate", "peft", "jaxtyping", "tensorboard"}
 ADAPTERS = {
     "vllm": "strategy/vllm_utils/",
     "sglang": "strategy/sglang_utils/",

@@ -1,31 +1,31 @@
 """Says what a finished run of this example has reached, and what to try next."""
 
-import json
 from pathlib import Path
 
 import tyro
 from rich import get_console
 from rich.panel import Panel
 
+from lightrft.config import usage_errors
+from lightrft.utils.metrics import read_summary
+
+FIGURES = ("accuracy_before", "accuracy_after")
+
 
 def describe(run: Path) -> str:
     """Text for a person, from the run's summary.
 
     Raises:
-        ValueError: if the run has not finished.
+        ValueError: the run has not come to its end, or was given another reward.
     """
-    path = run / "summary.json"
-    if not path.is_file():
-        raise ValueError(
-            f"A finished run has a summary.json: {run} has none. Look at the errors of the training above."
-        )
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary = read_summary(run, FIGURES)
     return f"""\
 Held-out sums answered right, sampled as in training:
   before {summary["accuracy_before"]:6.1%}
   after  {summary["accuracy_after"]:6.1%}   {summary["steps"]} steps in {summary["train_seconds"]:.0f} s
 
 Run folder: {run}
+  reward.png      the curve
   samples.jsonl   every answer and its reward
   metrics.jsonl   every figure of each step
   config.yaml     every flag of the run
@@ -44,7 +44,9 @@ def main(run: Path) -> None:
     Args:
         run: The run's folder, as given to --save_path.
     """
-    get_console().print(Panel(describe(run), title="Quickstart", title_align="left"), highlight=False, markup=False)
+    with usage_errors():
+        text = describe(run)
+    get_console().print(Panel(text, title="Quickstart", title_align="left"), highlight=False, markup=False)
 
 
 if __name__ == "__main__":

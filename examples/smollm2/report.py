@@ -1,25 +1,24 @@
 """Says what a finished run of this example has reached, and what to try next."""
 
-import json
 from pathlib import Path
 
 import tyro
 from rich import get_console
 from rich.panel import Panel
 
+from lightrft.config import usage_errors
+from lightrft.utils.metrics import read_summary
+
+FIGURES = ("accuracy_before", "accuracy_after", "format_before", "format_after")
+
 
 def describe(run: Path) -> str:
     """Text for a person, from the run's summary.
 
     Raises:
-        ValueError: if the run has not finished.
+        ValueError: the run has not come to its end, or was given another reward.
     """
-    path = run / "summary.json"
-    if not path.is_file():
-        raise ValueError(
-            f"A finished run has a summary.json: {run} has none. Look at the errors of the training above."
-        )
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary = read_summary(run, FIGURES)
     return f"""\
 Sums that SmolLM2 was never trained on, sampled as in training:
           right   in the tags
@@ -45,7 +44,9 @@ def main(run: Path) -> None:
     Args:
         run: The run's folder, as given to --save_path.
     """
-    get_console().print(Panel(describe(run), title="SmolLM2", title_align="left"), highlight=False, markup=False)
+    with usage_errors():
+        text = describe(run)
+    get_console().print(Panel(text, title="SmolLM2", title_align="left"), highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rich.text import Text
 from lightrft.cli.tables import sections_table
 from lightrft.config.arguments import EngineType
 from lightrft.config.flags import flag_types
+from lightrft.strategy.torch_utils.host_memory import host_free_bytes
 
 USAGE = """usage: lightrft doctor
 
@@ -37,7 +38,6 @@ STYLES: Mapping[Verdict, str] = {
 
 OPTIONAL = {
     "wandb": ("--use_wandb", "use_wandb"),
-    "peft": ("--lora_rank", "lora_rank"),
     "deepspeed": ("training without --fsdp", "zero_stage"),
     "vllm": ("--engine_type vllm", "engine_type"),
     "sglang": ("--engine_type sglang", "engine_type"),
@@ -156,12 +156,17 @@ def verdict_on(version: str, supported: SpecifierSet) -> Verdict:
 
 def machine() -> Iterator[Finding]:
     yield from gpus()
-    memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
-    available = f"{memory.available / GIB:.1f} GiB available"
-    yield Finding("host memory", f"{memory.total / GIB:.1f} GiB", remark=available)
+    cores = usable_cores()
+    available = f"{host_free_bytes() / GIB:.1f} GiB available to this process"
+    yield Finding("host memory", f"{psutil.virtual_memory().total / GIB:.1f} GiB", remark=available)
     yield Finding("cores", str(cores), remark="that this process may use")
     yield omp_threads(os.environ, cores)
     yield shared_memory()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; other systems than Linux do not say, and have all of them."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def gpus() -> Iterator[Finding]:

@@ -15,10 +15,12 @@ from lightrft.config.checks import range_errors
 USAGE = """usage: lightrft explain [CONFIG.yaml] [flags] [--world_size N]
        lightrft explain --algorithms
 
-Shows what each batch flag makes of a step on N ranks, what does not divide, and which roles are loaded. No weights are
-read, and nothing is written. The flags are those of a training; N is WORLD_SIZE, or 1, where it is not given.
+Shows what each batch flag makes of a step on N ranks, what does not divide, which roles are loaded, and what each phase
+holds on a GPU at its peak. No weights are read, and nothing is written. The flags are those of a training; N is
+WORLD_SIZE, or 1, where it is not given.
 The exit code is 1 where the configuration would be refused.
---algorithms lists the advantage estimators and the estimators of the KL divergence."""
+--algorithms lists advantage estimators, estimators of the KL divergence, policy losses and corrections, with their
+formulas and sources."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,11 +30,11 @@ def main(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     console = Console()
     if list(argv) == ["--algorithms"]:
-        console.print(sections_table(algorithms(), widths=(14,)))
+        console.print(sections_table(algorithms(), widths=(20,)))
         return 0
     with usage_errors():
-        flags, world_size = split_world_size(config_first(argv))
-    config = parse_config(flags, prog="lightrft explain")
+        flags, world_size = split_world_size(argv)
+    config = parse_config(config_first(flags), prog="lightrft explain")
     if errors := list(range_errors(config)):
         print_problems(console, errors)
         return 1
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def config_first(argv: Sequence[str]) -> list[str]:
     """`CONFIG.yaml ...` as `--config CONFIG.yaml ...`."""
-    return [*argv] if argv[0].startswith("-") else ["--config", *argv]
+    return [*argv] if not argv or argv[0].startswith("-") else ["--config", *argv]
 
 
 def split_world_size(argv: Sequence[str]) -> tuple[list[str], int]:
@@ -79,13 +81,17 @@ def print_problems(console: Console, problems: Sequence[str]) -> None:
 
 
 def algorithms() -> dict[str, list[list[str]]]:
-    """Lines for each estimator: its name, and what its docstring says of formula and source."""
+    """Lines for each function: its name, and what its docstring says of formula and source."""
     from lightrft.ops.advantages import ADVANTAGE_ESTIMATORS
+    from lightrft.ops.corrections import CORRECTIONS
     from lightrft.ops.kl import KL_ESTIMATORS
+    from lightrft.ops.losses import POLICY_LOSSES
 
     return {
         "--advantage_estimator": described(ADVANTAGE_ESTIMATORS),
         "--kl_estimator": described(KL_ESTIMATORS),
+        "--policy_loss": described(POLICY_LOSSES),
+        "--rollout_correction": described(CORRECTIONS),
     }
 
 

@@ -1,14 +1,16 @@
 """Explanation of a configuration: what a step and the run are made of, in numbers, before anything is loaded."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import nn
 
+from lightrft.cli.model_size import ModelSize
+from lightrft.cli.planner import plan_memory
 from lightrft.config import Config, check_config
-from lightrft.datasets.prompts import PromptDataset, load_prompts
+from lightrft.config.checks import range_errors
 from lightrft.models.critic import Critic
 from lightrft.models.loading import (
     LoadedConfig,
@@ -17,14 +19,20 @@ from lightrft.models.loading import (
     empty_model,
     load_config,
     load_tokenizer,
+    with_adapter,
 )
+from lightrft.models.lora import adapter_tensors
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.strategy_base import stored_dtype, warmup_steps
+from lightrft.strategy.strategy_base import stored_dtype
 from lightrft.strategy.utils.distributed_util import local_share
-from lightrft.trainer.build import make_sampler, optimizer_steps, steps_of_run, updates_per_epoch
+from lightrft.strategy.utils.optimization import warmup_steps
+from lightrft.trainer.setup import make_sampler, optimizer_steps, steps_of_run, training_prompts, updates_per_epoch
 
 ADAM_BYTES = 8
 """Of a parameter: two moments in fp32."""
+SHOWN_SHARE = 0.02
+"""Of a phase's peak: smaller parts are not named."""
+SHOWN_FLAGS = 3
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 T = TypeVar("T")
@@ -57,14 +65,16 @@ def explain(config: Config, world_size: int) -> Explanation:
     model = config.model
     actor = attempt(lambda: load_config(model.pretrain, model.packing), problems)
     critic = actor
-    if config.algorithm.advantage_estimator == "gae" and model.critic_pretrain:
+    if config.algorithm.trains_critic and model.critic_pretrain:
         critic = attempt(lambda: load_config(model.critic_pretrain or "", model.packing, "trunk"), problems)
     if actor is not None:
         attempt(lambda: check_lengths(config, actor), problems)
+    adapted = None if actor is None else attempt(lambda: with_adapter(actor, config), problems)
     sections = {
         f"A step on {ranks(world_size)}": list(step_lines(config, world_size)),
         "The run": list(run_lines(config, problems)),
-        "Roles, without activations and the engine's KV cache": list(role_lines(config, actor, critic, world_size)),
+        "Roles, without activations and the engine's KV cache": list(role_lines(config, adapted, critic, world_size)),
+        "Peak of each phase on a rank's device, estimated": list(memory_lines(config, adapted, critic, world_size)),
     }
     return Explanation(sections, list(dict.fromkeys(problems)))
 
@@ -90,6 +100,7 @@ def step_lines(config: Config, world_size: int) -> Iterator[Line]:
     rollout = config.rollout
     num_prompts, num_samples = rollout.rollout_batch_size, rollout.n_samples_per_prompt
     num_responses = num_prompts * num_samples
+    estimator = config.algorithm.advantage_estimator
     longest = config.data.prompt_max_len + rollout.generate_max_len
     yield Line("prompts", f"{num_prompts:,}", f"--rollout_batch_size; {on_each_rank(num_prompts, world_size)}")
     tp_size = rollout.engine_tp_size
@@ -97,6 +108,11 @@ def step_lines(config: Config, world_size: int) -> Iterator[Line]:
         groups = f"of {ranks(tp_size)}, which share their prompts (--engine_tp_size)"
         yield Line("rollout groups", f"{world_size // tp_size:,}", groups)
     yield Line("responses", f"{num_responses:,}", f"{num_prompts:,} prompts x --n_samples_per_prompt {num_samples}")
+    if config.algorithm.rolls_out_greedily:
+        yield Line("greedy responses", f"{num_prompts:,}", f"baselines of --advantage_estimator {estimator}")
+    if rollout.dynamic_sampling:
+        most = f"{num_prompts * rollout.dynamic_sampling_tries:,}"
+        yield Line("prompts at most", most, "until enough have different rewards (--dynamic_sampling_tries)")
     yield Line(
         "tokens at most",
         f"{num_responses * longest:,}",
@@ -108,7 +124,7 @@ def step_lines(config: Config, world_size: int) -> Iterator[Line]:
 
 
 def update_lines(config: Config, num_responses: int) -> Iterator[Line]:
-    train = config.train
+    train, algorithm = config.train, config.algorithm
     per_epoch = updates_per_epoch(config)
     size = min(train.train_batch_size, num_responses)
     last = num_responses - (per_epoch - 1) * train.train_batch_size
@@ -121,8 +137,11 @@ def update_lines(config: Config, num_responses: int) -> Iterator[Line]:
     if optimizer_steps(config, 1) == 1:
         yield Line("policy ratios", "1", "the one update is of the policy that sampled: on-policy, nothing is clipped")
     else:
-        clip = f"within {1 - config.algorithm.eps_clip:g} .. {1 + config.algorithm.eps_clip:g} (--eps_clip)"
-        yield Line("policy ratios", "1, then not", f"after the first update the policy has moved on: clipped to {clip}")
+        high = algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high
+        clip = f"clipped to within {1 - algorithm.eps_clip:g} .. {1 + high:g} (--eps_clip)"
+        if algorithm.policy_loss != "ppo_clip":
+            clip = f"the rest is for --policy_loss {algorithm.policy_loss} to say"
+        yield Line("policy ratios", "1, then not", f"after the first update the policy has moved on: {clip}")
 
 
 def micro_batch_line(config: Config, num_responses: int, world_size: int, longest: int) -> Line:
@@ -148,7 +167,9 @@ def micro_batch_line(config: Config, num_responses: int, world_size: int, longes
 def run_lines(config: Config, problems: list[str]) -> Iterator[Line]:
     """Steps of the run, where its data can be read."""
     train, algorithm = config.train, config.algorithm
-    prompts = attempt(lambda: training_prompts(config), problems)
+    prompts = None
+    if config.data.prompt_data is not None:
+        prompts = attempt(lambda: training_prompts(config, load_tokenizer(config.model.pretrain)), problems)
     sampler = None if prompts is None else attempt(lambda: make_sampler(prompts, config), problems)
     if prompts is None or sampler is None:
         yield Line("steps", "unknown", "the data cannot be used: see below")
@@ -166,15 +187,8 @@ def run_lines(config: Config, problems: list[str]) -> Iterator[Line]:
     updates = optimizer_steps(config, num_steps - frozen)
     yield Line("optimizer steps", f"{updates:,}", f"of the actor{frozen_part(frozen)}")
     yield warmup_line(config, "actor", updates, config.optimizer.actor_learning_rate)
-    if algorithm.advantage_estimator == "gae":
+    if algorithm.trains_critic:
         yield warmup_line(config, "critic", optimizer_steps(config, num_steps), config.optimizer.critic_learning_rate)
-
-
-def training_prompts(config: Config) -> PromptDataset:
-    data = config.data
-    return load_prompts(
-        data.prompt_data, data.prompt_split, load_tokenizer(config.model.pretrain), data, data.max_samples
-    )
 
 
 def frozen_part(frozen: int) -> str:
@@ -202,15 +216,20 @@ def role_lines(
     """The roles that are loaded and why, and what each rank holds of them."""
     algorithm, rollout = config.algorithm, config.rollout
     trained, frozen = stored_dtype(config, trainable=True), stored_dtype(config, trainable=False)
-    count = None if actor is None else num_parameters(empty_model(actor, "causal_lm", trained))
-    yield trained_line("actor", count, config, world_size)
-    if algorithm.init_kl_coef > 0:
+    count = None if actor is None else num_parameters(empty_model(replace(actor, adapter=None), "causal_lm", trained))
+    yield from actor_lines(config, actor, count, world_size)
+    if algorithm.init_kl_coef > 0 and config.model.trains_adapter:
+        start = "without its adapter" if config.model.lora_path is None else "with the adapter that it started from"
+        yield Line("initial_model", "0", f"the actor {start} (--init_kl_coef {algorithm.init_kl_coef:g})")
+    elif algorithm.init_kl_coef > 0:
         held = per_rank(count, frozen.itemsize, world_size)
         why = f"the KL divergence is taken from it (--init_kl_coef {algorithm.init_kl_coef:g})"
         yield Line("initial_model", millions(count), f"frozen: {why}; {held} in {name(frozen)}")
     else:
         yield Line("initial_model", "none", "--init_kl_coef 0 needs no reference")
-    if algorithm.advantage_estimator == "gae":
+    if config.model.teacher_pretrain is not None:
+        yield Line("teacher", config.model.teacher_pretrain, f"frozen: its log-probs weigh {algorithm.opd_kl_coef:g}")
+    if algorithm.trains_critic:
         yield trained_line("critic", None if critic is None else critic_parameters(critic, trained), config, world_size)
     else:
         yield Line("critic", "none", f"--advantage_estimator {algorithm.advantage_estimator} needs none")
@@ -221,6 +240,20 @@ def role_lines(
         yield Line("layout", actor.layout, f"--packing {config.model.packing}, attention {actor.attention}")
 
 
+def actor_lines(config: Config, actor: LoadedConfig | None, count: int | None, world_size: int) -> Iterator[Line]:
+    if not config.model.trains_adapter:
+        yield trained_line("actor", count, config, world_size)
+        return
+    learned = None
+    if actor is not None:
+        model = empty_model(actor, "causal_lm", torch.float32)
+        learned = sum(tensor.numel() for _, tensor in adapter_tensors(model))
+    frozen = stored_dtype(config, trainable=False)
+    held = per_rank(count, frozen.itemsize, world_size)
+    yield Line("actor", millions(count), f"frozen beside its adapter; {held} in {name(frozen)}")
+    yield trained_line("adapter", learned, config, world_size)
+
+
 def trained_line(role: str, count: int | None, config: Config, world_size: int) -> Line:
     dtype = stored_dtype(config, trainable=True)
     strategy = config.strategy
@@ -229,6 +262,8 @@ def trained_line(role: str, count: int | None, config: Config, world_size: int) 
     place = ""
     if strategy.fsdp_cpu_offload:
         place = ", on the host (--fsdp_cpu_offload)"
+    elif strategy.critic_cpu_offload and role == "critic":
+        place = ", on the host (--critic_cpu_offload)"
     elif strategy.adam_offload:
         adam = per_rank(count, ADAM_BYTES, world_size)
         place = f", of which Adam's {adam} wait on the host (--adam_offload)"
@@ -244,6 +279,39 @@ def critic_parameters(loaded: LoadedConfig, dtype: torch.dtype) -> int:
 def num_parameters(model: nn.Module) -> int:
     """A tied weight counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+# Memory
+
+
+def memory_lines(
+    config: Config, actor: LoadedConfig | None, critic: LoadedConfig | None, world_size: int
+) -> Iterator[Line]:
+    """What each phase holds at its peak, the largest part first, and the flags that would lower it much."""
+    if actor is None or critic is None or any(range_errors(config)):
+        return
+    for peak in plan_memory(config, *model_sizes(config, actor, critic), world_size, device_bytes()):
+        parts = sorted(peak.owners.items(), key=lambda item: -item[1])
+        text = ", ".join(f"{owner} {size(held)}" for owner, held in parts if held >= SHOWN_SHARE * peak.total)
+        lower = ", ".join(f"{flag} (-{size(saved)})" for flag, saved in list(peak.savings.items())[:SHOWN_FLAGS])
+        yield Line(peak.phase, size(peak.total), text + (f"; less with {lower}" if lower else ""))
+
+
+def model_sizes(config: Config, actor: LoadedConfig, critic: LoadedConfig) -> tuple[ModelSize, ModelSize | None]:
+    """Of the actor, and of the critic where there is one."""
+    learned = None
+    if config.model.trains_adapter:
+        learned = sum(tensor.numel() for _, tensor in adapter_tensors(empty_model(actor, "causal_lm", torch.float32)))
+    plain = empty_model(replace(actor, adapter=None), "causal_lm", torch.float32)
+    of_actor = ModelSize.of(plain, has_lm_head=True, learned=learned)
+    if not config.algorithm.trains_critic:
+        return of_actor, None
+    return of_actor, ModelSize.of(empty_model(critic, "trunk", torch.float32), has_lm_head=False)
+
+
+def device_bytes() -> int | None:
+    """Memory of this machine's first GPU, or None where it has none."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 # Words

@@ -18,6 +18,8 @@ class Arguments:
     """The new folder."""
     dtype: Literal["bf16", "fp32"] | None = None
     """Dtype of the weights; by default what the run computed in."""
+    adapter: bool = False
+    """Write the adapter of a run with --lora_rank alone, in fp32 as a peft folder, instead of the merged model."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,6 +34,6 @@ def main(argv: Sequence[str]) -> int:
     from lightrft.trainer.export import export_checkpoint
 
     with usage_errors():
-        folder = export_checkpoint(arguments.checkpoint, arguments.output, arguments.dtype)
+        folder = export_checkpoint(arguments.checkpoint, arguments.output, arguments.dtype, arguments.adapter)
     print(f"{folder} -> {arguments.output}")
     return 0

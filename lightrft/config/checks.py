@@ -3,12 +3,16 @@
 import importlib.util
 import math
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightrft.config.arguments import REWARD_NAMES, Config
+from lightrft.config.algorithm_checks import algorithm_errors
+from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, REWARD_NAMES, Config, ModelConfig
+from lightrft.config.engine_checks import engine_errors
 from lightrft.config.flags import flag_values
+from lightrft.config.functions import is_function_spec
 from lightrft.config.sources import FILE_ENDINGS, source_names, source_shares
 from lightrft.config.steps import chosen_steps
 
@@ -22,11 +26,17 @@ FROM_0_TO_1: Range = ("from 0 to 1", lambda value: 0 <= value <= 1)
 
 RANGES: dict[str, Range] = {
     "chunk_size": AT_LEAST_1,
+    "lora_rank": AT_LEAST_0,
+    "lora_alpha": AT_LEAST_1,
+    "lora_dropout": AT_LEAST_0,
+    "target_modules": ("names of layers", lambda value: value and "" not in value),
     "prompt_max_len": AT_LEAST_1,
     "max_samples": AT_LEAST_1,
     "max_eval_samples": AT_LEAST_1,
     "engine_tp_size": AT_LEAST_1,
     "engine_mem_util": ABOVE_0_TO_1,
+    "engine_sleep_level": ("1 or 2", lambda value: value in (1, 2)),
+    "weight_bucket_bytes": AT_LEAST_1,
     "rollout_batch_size": AT_LEAST_1,
     "n_samples_per_prompt": AT_LEAST_1,
     "generate_max_len": AT_LEAST_1,
@@ -39,6 +49,22 @@ RANGES: dict[str, Range] = {
     "kl_target": ABOVE_0,
     "kl_horizon": AT_LEAST_1,
     "eps_clip": ABOVE_0,
+    "eps_clip_high": ABOVE_0,
+    "dual_clip": ("above 1", lambda value: value > 1),
+    "policy_drift_coef": AT_LEAST_0,
+    "opd_kl_coef": ABOVE_0,
+    "ptx_coef": ABOVE_0,
+    "sapo_tau_pos": ABOVE_0,
+    "sapo_tau_neg": ABOVE_0,
+    "advantage_clip": AT_LEAST_0,
+    "high_entropy_token_ratio": FROM_0_TO_1,
+    "correction_high": ("at least 1", lambda value: value >= 1),
+    "correction_low": FROM_0_TO_1,
+    "dynamic_sampling_tries": AT_LEAST_1,
+    "first_token_temperature": ABOVE_0,
+    "overlong_buffer_len": AT_LEAST_1,
+    "overlong_buffer_penalty_factor": ABOVE_0,
+    "reward_clip": AT_LEAST_0,
     "value_clip": AT_LEAST_0,
     "gamma": FROM_0_TO_1,
     "lambd": FROM_0_TO_1,
@@ -68,15 +94,20 @@ RANGES: dict[str, Range] = {
     "eval_n_samples_per_prompt": AT_LEAST_1,
 }
 """What a flag's value must be, where it is set."""
+NEW_ADAPTER = ("lora_alpha", "target_modules", "use_rslora")
+"""Settings of an adapter that --lora_rank adds."""
 
 
-def check_config(config: Config, world_size: int, local_world_size: int | None = None) -> None:
+def check_config(
+    config: Config, world_size: int, local_world_size: int | None = None, rows_of: Collection[str] = ()
+) -> None:
     """Refuses settings that cannot work, before models, data or process groups exist.
 
     Args:
         config: All flags.
         world_size: Ranks of the run.
         local_world_size: Those on this node; None means that all are.
+        rows_of: `prompt_data`, `eval_data` or both, where the caller has their rows itself.
 
     Raises:
         ValueError: some rule is broken; one line for each, `rule: values. remedy.`
@@ -85,8 +116,9 @@ def check_config(config: Config, world_size: int, local_world_size: int | None =
     # The arithmetic below divides by sizes that these have to be right for.
     if not errors:
         errors += [*_rollout_groups(config, world_size, local_world_size), *_batch_arithmetic(config, world_size)]
-    errors += [*_algorithm(config), *_strategy(config), *_data(config), *_files(config)]
-    errors += [*_checkpoint(config), *_evaluation(config), *_report(config), *_reward(config)]
+    errors += [*engine_errors(config), *_adapter(config), *algorithm_errors(config), *_strategy(config)]
+    errors += [*_rows(config, rows_of), *_data(config), *_files(config)]
+    errors += [*_checkpoint(config), *_evaluation(config, rows_of), *_report(config), *_functions(config)]
     if errors:
         raise ValueError("\n".join(errors))
 
@@ -159,50 +191,75 @@ def _rollout_remedy(config: Config, per_forward: int) -> str:
     return f"{remedy}, or --train_batch_size to {_alternatives((below, above))}" if fitting else remedy
 
 
-def _algorithm(config: Config) -> Iterator[str]:
-    algorithm, num_samples = config.algorithm, config.rollout.n_samples_per_prompt
-    if algorithm.use_kl_loss and algorithm.kl_estimator == "k1" and algorithm.init_kl_coef > 0:
-        yield (
-            "use_kl_loss needs an estimator whose gradient is that of the KL divergence: kl_estimator=k1 has an "
-            "expected gradient of 0. Set --kl_estimator to k2 or k3."
-        )
-    if algorithm.kl_target is not None and algorithm.init_kl_coef == 0:
-        yield (
-            f"kl_target steers a KL coefficient above 0: kl_target={algorithm.kl_target}, init_kl_coef=0. "
-            "Set --init_kl_coef, or drop --kl_target."
-        )
-    if algorithm.advantage_estimator == "gae":
-        return
-    if num_samples == 1:
-        yield (
-            "group_norm compares the samples of a prompt: n_samples_per_prompt=1 makes every advantage 0. "
-            "Set --n_samples_per_prompt to 2 or more."
-        )
-    without_critic = "advantage_estimator=group_norm has none. Drop the flag, or set --advantage_estimator gae."
-    if algorithm.freezing_actor_steps > 0:
-        yield f"freezing_actor_steps={algorithm.freezing_actor_steps} trains only the critic: {without_critic}"
-    if algorithm.truncation_bootstrap:
-        yield f"truncation_bootstrap needs a critic: {without_critic}"
-    if config.model.critic_pretrain is not None:
-        yield f"critic_pretrain={config.model.critic_pretrain} needs a critic: {without_critic}"
+def _adapter(config: Config) -> Iterator[str]:
+    model = config.model
+    values, defaults = asdict(model), asdict(ModelConfig(""))
+    given = [name for name in NEW_ADAPTER if values[name] != defaults[name]]
+    if model.lora_path is not None:
+        given += ["lora_rank"] if model.lora_rank > 0 else []
+        other = f"lora_path={model.lora_path} brings its own. Drop --{{name}}, or --lora_path."
+    else:
+        given = [] if model.lora_rank > 0 else given
+        other = "lora_rank=0 adds none. Set --lora_rank, or drop --{name}."
+    for name in given:
+        yield f"{name} is a setting of a new adapter: {name}={values[name]}, and {other.format(name=name)}"
+    if config.checkpoint.save_adapter and not model.trains_adapter:
+        yield "save_adapter writes the adapter alone: lora_rank=0 adds none. Set --lora_rank, or drop --save_adapter."
 
 
 def _strategy(config: Config) -> Iterator[str]:
     strategy = config.strategy
-    if strategy.fsdp_cpu_offload and strategy.adam_offload:
+    yield from _held_on_host(config)
+    if strategy.fsdp and strategy.zero_stage is not None:
         yield (
-            "fsdp_cpu_offload keeps the optimizer state on the host already: adam_offload has nothing to move. "
-            "Drop --adam_offload."
+            f"zero_stage is a setting of DeepSpeed, and fsdp trains with FSDP2: both are set, zero_stage="
+            f"{strategy.zero_stage}. Drop --zero_stage (FSDP2 deals out what stage 3 does), or drop --fsdp."
         )
-    if strategy.fsdp_cpu_offload and not strategy.fsdp:
-        yield "fsdp_cpu_offload is a setting of FSDP2: fsdp=False. Add --fsdp, or drop --fsdp_cpu_offload."
+    if not strategy.fsdp and importlib.util.find_spec("deepspeed") is None:
+        yield (
+            "training without fsdp needs the package deepspeed, which is not installed. "
+            "Run pip install 'lightrft[deepspeed]', or add --fsdp."
+        )
+    policies = {"fsdp_cpu_offload": strategy.fsdp_cpu_offload, "critic_cpu_offload": strategy.critic_cpu_offload}
+    for name, is_set in policies.items():
+        if is_set and not strategy.fsdp:
+            yield f"{name} is a setting of FSDP2: fsdp=False. Add --fsdp, or drop --{name}."
+
+
+def _held_on_host(config: Config) -> Iterator[str]:
+    """Flags that have nothing to move: the role lives on the host, or is not in the run."""
+    strategy = config.strategy
+    of_critic = {"critic_cpu_offload": strategy.critic_cpu_offload, "offload_critic": strategy.offload_critic}
+    moves = {"adam_offload": strategy.adam_offload, "offload_actor": strategy.offload_actor} | of_critic
+    for name, is_set in moves.items():
+        if is_set and strategy.fsdp_cpu_offload:
+            yield f"fsdp_cpu_offload keeps actor and critic on the host: {name} has nothing to move. Drop --{name}."
+    if all(of_critic.values()):
+        yield "critic_cpu_offload keeps the critic on the host: offload_critic has nothing to move. Drop one of them."
+    for name, is_set in of_critic.items():
+        if is_set and not config.algorithm.trains_critic:
+            estimator = config.algorithm.advantage_estimator
+            yield f"{name} is about the critic: advantage_estimator={estimator} has none. Drop --{name}."
+
+
+def _rows(config: Config, rows_of: Collection[str]) -> Iterator[str]:
+    data = config.data
+    if data.prompt_data is None and "prompt_data" not in rows_of:
+        yield (
+            "prompt_data names the prompts to train on: it is unset. Set --prompt_data, or give train_data to the "
+            "trainer."
+        )
+    for name, path in (("prompt_data", data.prompt_data), ("eval_data", data.eval_data)):
+        if path is not None and name in rows_of:
+            yield f"{name} must be unset where the trainer is given rows: {name}={path}. Drop one of them."
 
 
 def _data(config: Config) -> Iterator[str]:
     data = config.data
     if data.prompt_data_probs is not None:
         try:
-            source_shares(data.prompt_data_probs, len(source_names(data.prompt_data)))
+            num_sources = 0 if data.prompt_data is None else len(source_names(data.prompt_data))
+            source_shares(data.prompt_data_probs, num_sources)
         except ValueError as error:
             yield str(error)
     if data.input_template is not None and data.apply_chat_template:
@@ -254,8 +311,8 @@ def _checkpoint(config: Config) -> Iterator[str]:
         )
 
 
-def _evaluation(config: Config) -> Iterator[str]:
-    if config.evaluation.eval_steps > 0 and config.data.eval_data is None:
+def _evaluation(config: Config, rows_of: Collection[str]) -> Iterator[str]:
+    if config.evaluation.eval_steps > 0 and config.data.eval_data is None and "eval_data" not in rows_of:
         yield (
             f"eval_steps evaluates on eval_data: eval_steps={config.evaluation.eval_steps}, and eval_data is unset. "
             "Set --eval_data, or drop --eval_steps."
@@ -277,21 +334,29 @@ def _report(config: Config) -> Iterator[str]:
             yield f"{name}: {error} Write --{name} 3,4."
 
 
-def _reward(config: Config) -> Iterator[str]:
-    spec = config.reward.reward_fn
-    module, colon, function = spec.rpartition(":")
-    if not colon and spec not in REWARD_NAMES:
+def _functions(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    yield from _function("reward_fn", config.reward.reward_fn, "reward", REWARD_NAMES)
+    yield from _function("advantage_estimator", algorithm.advantage_estimator, "estimator", ADVANTAGE_NAMES)
+    yield from _function("policy_loss", algorithm.policy_loss, "policy loss", POLICY_LOSS_NAMES)
+
+
+def _function(name: str, spec: str, kind: str, known: Sequence[str]) -> Iterator[str]:
+    """What is wrong with a flag that takes a known name or a user's function."""
+    module, _, function = spec.rpartition(":")
+    if not is_function_spec(spec):
+        if spec not in known:
+            yield (
+                f"{name} must be a built-in {kind} or module:function: {name}={spec}. "
+                f"Set --{name} to {_alternatives(known)}, or to module:function."
+            )
+    elif not (module and function.isidentifier()):
         yield (
-            f"reward_fn must be a built-in reward or module:function: reward_fn={spec}. "
-            f"Set --reward_fn to {_alternatives(REWARD_NAMES)}, or to module:function."
+            f"{name} must name a module and a function: {name}={spec}. "
+            f"Set --{name} to module:function or path/to/file.py:function."
         )
-    if colon and not (module and function.isidentifier()):
-        yield (
-            f"reward_fn must name a module and a function: reward_fn={spec}. "
-            "Set --reward_fn to module:function or path/to/file.py:function."
-        )
-    if colon and module.endswith(".py") and not Path(module).is_file():
-        yield f"reward_fn must name an existing file: {module} is no file. Change --reward_fn."
+    elif module.endswith(".py") and not Path(module).is_file():
+        yield f"{name} must name an existing file: {module} is no file. Change --{name}."
 
 
 def _divisors(number: int) -> list[int]:

@@ -27,5 +27,5 @@ def source_shares(text: str, num_sources: int) -> list[float]:
             "sources in prompt_data. Change one of them."
         )
     if not all(0 < share < float("inf") for share in shares):
-        raise ValueError(f"prompt_data_probs must be above 0: {text}. Drop the source, or raise its share.")
+        raise ValueError(f"prompt_data_probs must be finite and above 0: {text}. Drop the source, or change its share.")
     return [share / sum(shares) for share in shares]

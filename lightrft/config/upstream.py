@@ -49,12 +49,7 @@ class Refused:
 
 Fate: TypeAlias = Same | Renamed | Switch | Accepted | Refused
 
-_DEEPSPEED = "a setting of DeepSpeed, which is not there yet; --fsdp shards weights, gradients and Adam over all ranks"
-_GSPO = "Drop it: public LightRFT v0.1.1 reads it nowhere."
 _MEDIA = "Drop it for text; images, video and audio cannot be trained on yet."
-_LORA = "Drop it: all weights are trained."
-_FIRE = "Drop it; --temperature holds for every token."
-_REWARD = "Drop it, or do it in your own --reward_fn module:function."
 
 UPSTREAM_FLAGS: dict[str, tuple[str, ...]] = {
     "Engine and rollout": (
@@ -224,6 +219,17 @@ FATES: dict[str, Fate] = {
     "eval_data": Same("unset: no evaluation; write the value of --prompt_data to evaluate on its --eval_split"),
     "use_wandb": Switch("the login is Weights & Biases' own: run `wandb login`, or set WANDB_API_KEY"),
     "packing_samples": Renamed(("--packing", "packed")),
+    "use_cpg_loss": Renamed(("--policy_loss", "cpgd")),
+    "use_gspo": Renamed(("--policy_loss", "gspo")),
+    "loss_agg_mode": Same("read here, and token-mean where unset; public LightRFT averages over samples"),
+    "dynamic_sampling": Same("prompts with equal rewards are replaced by others, not only masked"),
+    "high_entropy_token_ratio": Same("a share of the whole step's tokens, and 0 is off"),
+    "advantages_norm": Same("over the tokens of all ranks"),
+    "reward_running_norm": Same("over the rewards of all ranks"),
+    "reward_clip": Same("0 is off"),
+    "pretrain_data": Same("texts stand under --input_key; each optimizer step draws --train_batch_size of them"),
+    "use_fire": Same("the first token is left out of the loss; for --engine_type torch"),
+    "advantage_clip": Same("0 is off"),
     # What changes nothing: settings of what is not in the run, or of what is always so.
     "rm_use_engine": Accepted("no reward model is in the run; rewards come from --reward_fn"),
     "rm_engine_cudagraph": Accepted("no reward model is in the run; rewards come from --reward_fn"),
@@ -232,15 +238,14 @@ FATES: dict[str, Fate] = {
         takes_value=True,
     ),
     "freeze_prefix": Accepted("it freezes a vision tower, and a text model has none"),
-    "ptx_coef": Accepted("it weighs --pretrain_data, which is refused", takes_value=True),
-    "pretrain_data_probs": Accepted("it belongs to --pretrain_data, which is refused", takes_value=True),
-    "pretrain_split": Accepted("it belongs to --pretrain_data, which is refused", takes_value=True),
+    "pretrain_data_probs": Accepted("texts of all sources are drawn alike", True, ("1.0",)),
+    "use_sequence_rewards": Accepted("rewards are of whole responses"),
     "use_mp_opt": Accepted("--bf16 always means fp32 master weights and Adam moments"),
-    "zero_stage": Accepted(_DEEPSPEED, takes_value=True),
-    "zpg": Accepted(_DEEPSPEED, takes_value=True),
-    "grad_accum_dtype": Accepted(_DEEPSPEED, takes_value=True),
-    "overlap_comm": Accepted(_DEEPSPEED),
-    "disable_ds_ckpt": Accepted(_DEEPSPEED),
+    "zero_stage": Same("a usage error beside --fsdp, which deals out what stage 3 does"),
+    "zpg": Accepted("1 is off", True, ("1",)),
+    "grad_accum_dtype": Accepted("gradients are always summed in fp32", takes_value=True),
+    "overlap_comm": Accepted("DeepSpeed's own default holds; the numbers are the same"),
+    "disable_ds_ckpt": Accepted("a checkpoint always holds what a run needs to go on"),
     "flash_attn": Accepted("attention is chosen by --packing"),
     "gradient_checkpointing_use_reentrant": Accepted("--gradient_checkpointing never is; the gradients are the same"),
     "fused_linear_logprob": Accepted("log-probs are always computed in chunks of --chunk_size tokens"),
@@ -265,12 +270,8 @@ FATES: dict[str, Fate] = {
     "use_tensorboard": Accepted("TensorBoard files are always written, to --save_path/tensorboard", takes_value=True),
     # What changes nothing at a value that upstream's scripts and defaults give it.
     "reward_pretrain": Accepted("it names no model; rewards come from --reward_fn", True, ("", "{}")),
-    "high_entropy_token_ratio": Accepted("0 is off", True, ("0", "0.0")),
-    "reward_clip": Accepted("0 is off", True, ("0", "0.0")),
-    "advantage_clip": Accepted("0 is off", True, ("0", "0.0")),
     "aux_loss_coef": Accepted("0 is off", True, ("0", "0.0")),
     "sp_size": Accepted("1 is off", True, ("1",)),
-    "lora_rank": Accepted("0 is off", True, ("0",)),
     # What a run would not do.
     "limit_mm_image_per_prompt": Refused(_MEDIA),
     "limit_mm_video_per_prompt": Refused(_MEDIA),
@@ -278,27 +279,11 @@ FATES: dict[str, Fate] = {
     "images_key": Refused(_MEDIA),
     "fps": Refused(_MEDIA),
     "max_pixels": Refused(_MEDIA),
-    "use_fire": Refused(_FIRE),
-    "first_token_temperature": Refused(_FIRE),
     "max_len": Refused("Set --prompt_max_len and --generate_max_len.", "would override two limits"),
-    "use_cpg_loss": Refused("Drop it: the policy loss is PPO's."),
-    "loss_agg_mode": Refused("Drop it: losses are averaged over the tokens of an optimizer step."),
-    "use_gspo": Refused(_GSPO),
-    "use_sequence_rewards": Refused(_GSPO),
-    "normalize_advantages": Refused("Set --advantages_norm.", "belongs to GSPO, which is not supported yet"),
-    "dynamic_sampling": Refused("Drop it: groups of equal rewards have advantage 0, and are counted."),
-    "overlong_buffer": Refused(_REWARD),
-    "overlong_buffer_len": Refused(_REWARD),
-    "overlong_buffer_penalty_factor": Refused(_REWARD),
-    "reward_running_norm": Refused(_REWARD),
-    "reward_running_norm_minus_mean": Refused(_REWARD),
-    "normalize_reward_for_critic": Refused(_REWARD),
-    "pretrain_data": Refused("Drop it: a run trains on its own samples alone."),
+    "normalize_advantages": Refused("Set --advantages_norm.", "is read nowhere in public LightRFT"),
+    "normalize_reward_for_critic": Refused("Set --reward_running_norm."),
     "enable_ema": Refused("Drop it: the model that is saved is the one that was trained."),
     "load_in_4bit": Refused("Drop it, and set --bf16 for frozen roles in two bytes a weight."),
-    "lora_alpha": Refused(_LORA),
-    "target_modules": Refused(_LORA),
-    "lora_dropout": Refused(_LORA),
     "remote_rm_url": Refused("Call the server from your own --reward_fn module:function."),
     "system_prompt_path": Refused("Give the text itself to --system_prompt.", "reads no file"),
     "use_ms": Refused("Download the model, and give its folder to --pretrain.", "is not supported: ModelScope"),

@@ -33,7 +33,8 @@ def _chat_renderer(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> Rend
         )
 
     def render(value: Any) -> str:
-        messages = [dict(message) for message in _messages(value, data)]
+        # Tables give a message the keys of all others too, with None; templates ask whether a key is there.
+        messages = [{key: v for key, v in message.items() if v is not None} for message in _messages(value, data)]
         try:
             text = cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except TemplateError as error:

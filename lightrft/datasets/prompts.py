@@ -99,7 +99,8 @@ def _rendered(source: Source, row: int, value: Any, render: Render, data: DataCo
             raise ValueError(f"a row must be an object with columns: got {type(value).__name__}.")
         for flag, key in (("input_key", data.input_key), ("label_key", data.label_key)):
             if key not in value:
-                raise ValueError(f"no key {key!r}: it has {', '.join(value) or 'none'}. Add it or set --{flag}.")
+                present = ", ".join(map(str, value)) or "none"
+                raise ValueError(f"no key {key!r}: it has {present}. Add it or set --{flag}.")
         return render(value[data.input_key])
     except ValueError as error:
         raise ValueError(f"{source.where(row)}: {error}") from error

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 Row: TypeAlias = tuple[int, Any]
 """Index in the source, and the value: a mapping of columns, unless the source is wrong."""
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
-"""`owner/name`, or `owner/name:config` where a data set has several."""
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?", re.ASCII)
+"""`owner/name`, or `owner/name:config` where a data set has several; `./name` is none."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,25 @@ def _read_dataset(name: str, split: str, max_rows: int | None) -> Source:
     try:
         rows = _find_dataset(name, split)
     except (ValueError, OSError, DatasetsError) as error:
-        reason = str(error).partition("\n")[0]
+        here = "" if Path(name).is_dir() else "No folder here has this name. "
         raise ValueError(
             f"Prompts must be a file, a folder or a hub id with the split that is asked for: {name}, split {split!r}: "
-            f"{type(error).__name__}: {reason}. Check the name, --prompt_split and --eval_split."
+            f"{_reason(error)}. {here}Check the name, --prompt_split and --eval_split."
         ) from error
     if max_rows is not None:
         rows = rows.select(range(min(max_rows, len(rows))))
     return Source(name, list(enumerate(rows.to_list())))
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error of `datasets`, and of what lies behind it where it says only that something failed."""
+    from datasets.exceptions import DatasetGenerationError
+
+    line = str(error).partition("\n")[0]
+    text = f"{type(error).__name__}: {line.rstrip('.')}"
+    if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
+        return f"{text}: {_reason(error.__cause__)}"
+    return text
 
 
 def _find_dataset(name: str, split: str) -> Any:
@@ -114,10 +125,12 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line.decode("utf-8-sig"))
-            except ValueError as error:
+                value = json.loads(line.rstrip().decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                # The line that the parser counts is always its first.
+                what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
                 raise ValueError(
-                    f"{path} must hold one JSON object a line, in UTF-8: line {row + 1}: {error}. Correct the line."
+                    f"{path} must hold one JSON object a line, in UTF-8: line {row + 1}: {what}. Correct the line."
                 ) from error
             yield row, value
 
@@ -130,7 +143,7 @@ def _starts_a_list(path: Path) -> bool:
 def _json_list(path: Path) -> Iterator[Row]:
     try:
         values = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must hold a JSON list of objects, in UTF-8: {error}. Correct the file.") from error
     yield from enumerate(values)
 
@@ -150,10 +163,18 @@ def _csv(path: Path) -> Iterator[Row]:
                     raise ValueError(f"a row needs a field for each of the {len(columns)} columns")
                 yield row, value
         except (ValueError, csv.Error) as error:
+            line = _line_at(reader, error)
             raise ValueError(
-                f"{path} must be a CSV file in UTF-8 with names in its first line: near line {reader.line_num}: "
-                f"{error}. Correct the file."
+                f"{path} must be a CSV file in UTF-8 with names in its first line: near line {line}: {error}. "
+                "Correct the file."
             ) from error
+
+
+def _line_at(reader: "csv.DictReader[str]", error: Exception) -> int:
+    """The line that was read last; bytes that are no UTF-8 stand further on, in the block that comes after it."""
+    if isinstance(error, UnicodeDecodeError):
+        return reader.line_num + 1 + error.object.count(b"\n", 0, error.start)
+    return reader.line_num
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -164,7 +185,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         with parquet.ParquetFile(path) as file:
             yield from enumerate(row for batch in file.iter_batches() for row in batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} must be a Parquet file: {error}. Write the file again.") from error
+        raise ValueError(f"{path} must be a Parquet file: {str(error).rstrip('.')}. Write the file again.") from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -30,7 +30,8 @@ class ValueHead(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(hidden.float())
+        # DeepSpeed computes with bf16 weights, FSDP2 keeps these in fp32.
+        return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float())
 
 
 class Critic(nn.Module):

@@ -1,8 +1,8 @@
 """Loading: from a Hugging Face folder to a model whose weights are not there yet, and to the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
@@ -21,9 +21,12 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from lightrft.config import Config
 from lightrft.config.arguments import Packing
 from lightrft.models.attention import VARLEN, supports_varlen
 from lightrft.models.collate import Layout
+from lightrft.models.lora import Adapter, add_adapter, fill_adapter, make_adapter
+from lightrft.models.weights import persistent_tensors
 
 Kind: TypeAlias = Literal["causal_lm", "trunk"]
 _AUTO_CLASSES = {"causal_lm": AutoModelForCausalLM, "trunk": AutoModel}
@@ -40,6 +43,10 @@ class LoadedConfig:
     hf_config: PretrainedConfig
     layout: Layout
     attention: str
+    adapter: Adapter | None = None
+    """What is added to the model, and then learns alone."""
+    weights: Callable[[torch.dtype], dict[str, Tensor]] | None = None
+    """Gives the weights in the place of the folder's, where those are not there: random ones of a benchmark."""
 
 
 def load_config(pretrain: str, packing: Packing, kind: Kind = "causal_lm") -> LoadedConfig:
@@ -69,6 +76,18 @@ def load_config(pretrain: str, packing: Packing, kind: Kind = "causal_lm") -> Lo
     layout: Layout = "packed" if packing == "packed" or (packing == "auto" and varlen) else "padded"
     attention = VARLEN if layout == "packed" and varlen else "sdpa"
     return LoadedConfig(pretrain, hf_config, layout, attention)
+
+
+def with_adapter(loaded: LoadedConfig, config: Config) -> LoadedConfig:
+    """The actor's model with the adapter that the flags ask for, if any.
+
+    Raises:
+        ValueError: The adapter does not fit the model.
+        NotImplementedError: It is of a kind that we cannot train.
+    """
+    if not config.model.trains_adapter:
+        return loaded
+    return replace(loaded, adapter=make_adapter(config, empty_model(loaded, "causal_lm", torch.float32)))
 
 
 def _is_causal(hf_config: PretrainedConfig, kind: Kind) -> bool:
@@ -108,11 +127,16 @@ def _disable_dropout(hf_config: PretrainedConfig) -> None:
 
 
 def empty_model(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with its parameters on the meta device and real buffers, among them those that no file holds."""
+    """The model with its parameters on the meta device and real buffers, among them those that no file holds.
+
+    An adapter is in fp32 whatever the dtype, and the only part that has gradients.
+    """
     with init_empty_weights(include_buffers=False):
         model = _AUTO_CLASSES[kind].from_config(loaded.hf_config, dtype=dtype, attn_implementation=loaded.attention)
     # Building on the meta device separates tied embeddings.
     model.tie_weights()
+    if loaded.adapter is not None:
+        add_adapter(model, loaded.adapter)
     return model
 
 
@@ -122,21 +146,17 @@ def pretrained_weights(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> 
     Raises:
         ValueError: The folder lacks a weight, or holds one of another shape; transformers would draw it at random.
     """
+    if loaded.weights is not None:
+        return loaded.weights(dtype)
     model, info = _AUTO_CLASSES[kind].from_pretrained(
         loaded.pretrain, config=loaded.hf_config, dtype=dtype, output_loading_info=True
     )
     if faults := sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]):
         raise ValueError(f"the model folder must hold every weight: {loaded.pretrain} lacks {', '.join(faults[:5])}.")
+    if loaded.adapter is not None:
+        add_adapter(model, loaded.adapter)
+        fill_adapter(model, loaded.adapter)
     return dict(persistent_tensors(model))
-
-
-def persistent_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and saved buffers; a tied parameter comes once."""
-    yield from model.named_parameters()
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(prefix, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield name, buffer
 
 
 def materialize(model: nn.Module, parameter_device: torch.device, buffer_device: torch.device) -> None:

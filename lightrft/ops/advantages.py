@@ -1,13 +1,14 @@
-"""Advantages: from scores and KL to one number a token."""
+"""Advantages: estimators of how much better each token is than what was to be expected."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lightrft.ops.segments import kept_counts, last_kept_index, zero_masked
+from lightrft.ops.groups import best_margin, group_center, group_norm, leave_one_out
+from lightrft.ops.returns import discounted_returns, gae, token_rewards
+from lightrft.ops.segments import zero_masked
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,15 @@ class AdvantageInputs:
     """Value after the last token: 0 after a stop. None without a critic."""
     gamma: float
     lambd: float
+    greedy_scores: Float[Tensor, "samples"] | None = None
+    """Score of the greedy response to each sample's prompt. None where no estimator asks for it."""
 
 
-def gae_advantages(inputs: AdvantageInputs) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+Advantages = tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]
+"""Advantages, and returns: the critic's targets. 0 at masked tokens."""
+
+
+def gae_advantages(inputs: AdvantageInputs) -> Advantages:
     """`gae` of the raw scores and the KL: advantages and the critic's targets.
 
     Formula: A_t = sum over k of (gamma lambd)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k})
@@ -53,166 +60,148 @@ def gae_advantages(inputs: AdvantageInputs) -> tuple[Float[Tensor, "tokens"], Fl
     )
 
 
-def group_norm_advantages(inputs: AdvantageInputs) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+def group_norm_advantages(inputs: AdvantageInputs) -> Advantages:
     """Discounted returns of the `group_norm` scores and the KL; advantages and returns are the same.
 
     Formula: A = (score - mean of its prompt's samples) / (their sample standard deviation + 1e-6)
 
     Source: Shao et al., "DeepSeekMath" (2024), section 4.1.2 (GRPO).
     """
-    scores = group_norm(inputs.scores, inputs.groups, inputs.valid)
-    rewards = token_rewards(scores, inputs.kl, inputs.kl_coef, inputs.action_mask, inputs.lengths)
-    returns = discounted_returns(rewards, inputs.action_mask, inputs.lengths, inputs.gamma)
-    return returns, returns
+    return _returns_of(group_norm(inputs.scores, inputs.groups, inputs.valid), inputs)
+
+
+def dr_grpo_advantages(inputs: AdvantageInputs) -> Advantages:
+    """GRPO without the division, which favours prompts whose samples score alike.
+
+    The paper also sums tokens over a constant: `--loss_agg_mode seq-mean-token-sum-norm`.
+
+    Formula: A = score - mean of its prompt's samples
+
+    Source: Liu et al., "Understanding R1-Zero-Like Training: A Critical Perspective" (2025), section 3.2 (Dr. GRPO).
+    """
+    return _returns_of(group_center(inputs.scores, inputs.groups, inputs.valid), inputs)
+
+
+def rloo_advantages(inputs: AdvantageInputs) -> Advantages:
+    """The prompt's other samples are the baseline, which leaves the gradient unbiased.
+
+    Formula: A = score - mean of its prompt's other samples
+
+    Source: Ahmadian et al., "Back to Basics: Revisiting REINFORCE Style Optimization" (2024), RLOO.
+    """
+    return _returns_of(leave_one_out(inputs.scores, inputs.groups, inputs.valid), inputs)
+
+
+def reinforce_advantages(inputs: AdvantageInputs) -> Advantages:
+    """Discounted returns of the raw scores and the KL, without a baseline.
+
+    Formula: A_t = sum over k of gamma^k r_{t+k}
+
+    Source: Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning"
+    (1992), section 5.
+    """
+    return _returns_of(zero_masked(inputs.scores, inputs.valid), inputs)
+
+
+def reinforce_baseline_advantages(inputs: AdvantageInputs) -> Advantages:
+    """REINFORCE with the mean of the prompt's samples as its baseline: the numbers of dr_grpo.
+
+    Formula: A = score - mean of its prompt's samples
+
+    Source: Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning"
+    (1992), section 4; as in OpenRLHF, without its whitening.
+    """
+    return _returns_of(group_center(inputs.scores, inputs.groups, inputs.valid), inputs)
+
+
+def reinforce_pp_advantages(inputs: AdvantageInputs) -> Advantages:
+    """REINFORCE; the run whitens the advantages over the tokens of all ranks, and takes a single sample a prompt too.
+
+    Formula: A_t = whiten(sum over k of gamma^k r_{t+k})
+
+    Source: Hu et al., "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Normalization" (2025).
+    """
+    return reinforce_advantages(inputs)
+
+
+def reinforce_pp_baseline_advantages(inputs: AdvantageInputs) -> Advantages:
+    """The prompt's mean is taken off first; the run whitens the advantages over the tokens of all ranks.
+
+    Formula: A = whiten(score - mean of its prompt's samples)
+
+    Source: Hu et al., "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Normalization" (2025),
+    with baseline.
+    """
+    return reinforce_baseline_advantages(inputs)
+
+
+def remax_advantages(inputs: AdvantageInputs) -> Advantages:
+    """The score of the prompt's greedy response is the baseline, which costs one more response a prompt.
+
+    Formula: A = score - score of the greedy response
+
+    Source: Li et al., "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large
+    Language Models" (2023), algorithm 1.
+    """
+    assert inputs.greedy_scores is not None, "remax needs the scores of greedy responses"
+    return _returns_of(zero_masked(inputs.scores - inputs.greedy_scores, inputs.valid), inputs)
+
+
+def cpgd_advantages(inputs: AdvantageInputs) -> Advantages:
+    """GRPO with the population deviation, for the loss of the same name (`--policy_loss cpgd`).
+
+    Formula: A = (score - mean of its prompt's samples) / (their population standard deviation + 1e-6)
+
+    Source: Liu et al., "CPGD: Toward Stable Rule-based Reinforcement Learning for Language Models" (2025), with the
+    weight STD.
+    """
+    return _returns_of(group_norm(inputs.scores, inputs.groups, inputs.valid, divisor="count"), inputs)
+
+
+def grpo_passk_advantages(inputs: AdvantageInputs) -> Advantages:
+    """Only the single best sample of a prompt learns: from what it adds to the best score, as pass@k counts it.
+
+    Formula: A = best score - second best for the best sample of a prompt, 0 for its others
+
+    Source: Tang et al., "Optimizing Language Models for Inference Time Objectives using Reinforcement Learning"
+    (2025), the leave-one-out advantage of pass@k.
+    """
+    return _returns_of(best_margin(inputs.scores, inputs.groups, inputs.valid), inputs)
+
+
+def on_policy_distillation_advantages(inputs: AdvantageInputs) -> Advantages:
+    """Nothing but what the run adds for a teacher, each token for itself; rewards are only looked at.
+
+    With another estimator and --teacher_pretrain, this is added to its advantages.
+
+    Formula: A_t = opd_kl_coef (log pi_teacher - log pi)
+
+    Source: Lu et al. (Thinking Machines), "On-Policy Distillation" (2025); Agarwal et al., "On-Policy Distillation of
+    Language Models: Learning from Self-Generated Mistakes" (2024).
+    """
+    nothing = inputs.scores.new_zeros(inputs.action_mask.shape)
+    return nothing, nothing
 
 
 ADVANTAGE_ESTIMATORS: dict[str, Callable[[AdvantageInputs], tuple[Tensor, Tensor]]] = {
     "gae": gae_advantages,
     "group_norm": group_norm_advantages,
+    "dr_grpo": dr_grpo_advantages,
+    "rloo": rloo_advantages,
+    "reinforce": reinforce_advantages,
+    "reinforce_baseline": reinforce_baseline_advantages,
+    "reinforce++": reinforce_pp_advantages,
+    "reinforce++_baseline": reinforce_pp_baseline_advantages,
+    "remax": remax_advantages,
+    "cpgd": cpgd_advantages,
+    "grpo_passk": grpo_passk_advantages,
+    "on_policy_distillation": on_policy_distillation_advantages,
 }
 """`inputs -> (advantages (N,), returns (N,))`, 0 at masked tokens, by the name that `--advantage_estimator` takes."""
 
 
-def token_rewards(
-    scores: Float[Tensor, "samples"],
-    kl: Float[Tensor, "tokens"] | None,
-    kl_coef: float,
-    action_mask: Bool[Tensor, "tokens"],
-    lengths: Sequence[int],
-) -> Float[Tensor, "tokens"]:
-    """`-kl_coef * kl` at each kept token, plus the sample's score at its last kept token."""
-    penalty = scores.new_zeros(action_mask.shape) if kl is None else zero_masked(-kl_coef * kl, action_mask)
-    last = last_kept_index(action_mask, lengths)
-    has_tokens = last >= 0
-    return penalty.index_add(0, last[has_tokens], scores[has_tokens].to(penalty.dtype))
-
-
-def gae(
-    rewards: Float[Tensor, "tokens"],
-    values: Float[Tensor, "tokens"],
-    action_mask: Bool[Tensor, "tokens"],
-    lengths: Sequence[int],
-    bootstrap_values: Float[Tensor, "samples"],
-    gamma: float,
-    lambd: float,
-) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-    """Generalised advantages and the returns (advantage + value) of the kept tokens, as if no other tokens existed.
-
-    Args:
-        bootstrap_values: Value after the last kept token of each sample: 0 after a stop.
-
-    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016),
-    eq. 16.
-    """
-    counts = kept_counts(action_mask, lengths)
-    kept_values = values[action_mask]
-    deltas = rewards[action_mask] + gamma * _next_values(kept_values, counts, bootstrap_values) - kept_values
-    advantages = _reverse_discounted_sum(deltas, counts, gamma * lambd)
-    return _restore(advantages, action_mask), _restore(advantages + kept_values, action_mask)
-
-
-def discounted_returns(
-    rewards: Float[Tensor, "tokens"], action_mask: Bool[Tensor, "tokens"], lengths: Sequence[int], gamma: float
-) -> Float[Tensor, "tokens"]:
-    """Discounted sum of the rewards from each kept token on; masked tokens cost no discount."""
-    kept = _reverse_discounted_sum(rewards[action_mask], kept_counts(action_mask, lengths), gamma)
-    return _restore(kept, action_mask)
-
-
-def group_norm(
-    scores: Float[Tensor, "samples"],
-    groups: Int[Tensor, "samples"],
-    valid: Bool[Tensor, "samples"],
-    eps: float = 1e-6,
-) -> Float[Tensor, "samples"]:
-    """(score - mean) / sample standard deviation within each group, over its valid samples.
-
-    Exact zeros for excluded samples, for groups whose scores are all equal and for groups with fewer than two valid
-    samples.
-
-    Args:
-        eps: Added to the standard deviation.
-
-    Source: Shao et al., "DeepSeekMath" (2024), section 4.1.2.
-    """
-    statistics = _group_statistics(scores, groups, valid)
-    sample = statistics.index
-    normalised = (scores.double() - statistics.mean[sample]) / (statistics.std[sample] + eps)
-    return zero_masked(normalised, valid & ~statistics.constant[sample]).to(scores.dtype)
-
-
-@dataclass(frozen=True)
-class GroupCounts:
-    """How many groups teach nothing. Counts of ranks add up."""
-
-    total: int
-    too_small: int
-    """Groups with fewer than two valid samples."""
-    zero_variance: int
-    """Groups with two valid samples or more whose scores are all equal."""
-
-
-def count_groups(
-    scores: Float[Tensor, "samples"], groups: Int[Tensor, "samples"], valid: Bool[Tensor, "samples"]
-) -> GroupCounts:
-    """Groups, and those to which `group_norm` gives zeros."""
-    statistics = _group_statistics(scores, groups, valid)
-    too_small = statistics.count < 2
-    return GroupCounts(
-        total=too_small.numel(),
-        too_small=int(too_small.sum()),
-        zero_variance=int((statistics.constant & ~too_small).sum()),
-    )
-
-
-@dataclass(frozen=True)
-class _GroupStatistics:
-    index: Int[Tensor, "samples"]
-    """Row of each sample's group in the fields below."""
-    count: Int[Tensor, "groups"]
-    mean: Float64[Tensor, "groups"]
-    std: Float64[Tensor, "groups"]
-    """Sample standard deviation (divisor: count - 1)."""
-    constant: Bool[Tensor, "groups"]
-    """All valid scores are equal: also with one of them, or none."""
-
-
-def _group_statistics(
-    scores: Float[Tensor, "samples"], groups: Int[Tensor, "samples"], valid: Bool[Tensor, "samples"]
-) -> _GroupStatistics:
-    group_ids, index = torch.unique(groups, return_inverse=True)
-    valid_index, valid_scores = index[valid], scores[valid].double()
-    zeros = valid_scores.new_zeros(group_ids.shape)
-    count = torch.bincount(valid_index, minlength=group_ids.numel())
-    mean = zeros.index_add(0, valid_index, valid_scores) / count.clamp(min=1)
-    squares = zeros.index_add(0, valid_index, (valid_scores - mean[valid_index]).square())
-    lowest = zeros.scatter_reduce(0, valid_index, valid_scores, "amin", include_self=False)
-    highest = zeros.scatter_reduce(0, valid_index, valid_scores, "amax", include_self=False)
-    # Compared, not read off the deviation: the mean of seven scores of 0.1 is not 0.1.
-    return _GroupStatistics(index, count, mean, (squares / (count - 1).clamp(min=1)).sqrt(), lowest == highest)
-
-
-def _next_values(
-    values: Float[Tensor, "tokens"], counts: Int[Tensor, "samples"], bootstrap_values: Float[Tensor, "samples"]
-) -> Float[Tensor, "tokens"]:
-    """Value of the following token; after a sample's last one, its bootstrap value."""
-    has_tokens = counts > 0
-    last = counts.cumsum(0)[has_tokens] - 1
-    return values.roll(-1).index_copy(0, last, bootstrap_values[has_tokens].to(values.dtype))
-
-
-def _reverse_discounted_sum(
-    values: Float[Tensor, "tokens"], counts: Int[Tensor, "samples"], decay: float
-) -> Float[Tensor, "tokens"]:
-    """`sum(t) = value(t) + decay * sum(t + 1)` within each sample."""
-    num_columns = max(counts.tolist(), default=0)
-    is_token = torch.arange(num_columns, device=counts.device) < counts.unsqueeze(1)
-    columns = list(values.new_zeros(is_token.shape).masked_scatter(is_token, values).unbind(1))
-    for column in reversed(range(num_columns - 1)):
-        columns[column] = columns[column] + decay * columns[column + 1]
-    return torch.stack(columns, dim=1)[is_token] if columns else values
-
-
-def _restore(kept: Float[Tensor, "kept"], mask: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """`kept` back at the kept positions, 0 at the others."""
-    return kept.new_zeros(mask.shape).masked_scatter(mask, kept)
+def _returns_of(scores: Float[Tensor, "samples"], inputs: AdvantageInputs) -> Advantages:
+    """Discounted returns of each sample's score and the KL, as advantages and as returns."""
+    rewards = token_rewards(scores, inputs.kl, inputs.kl_coef, inputs.action_mask, inputs.lengths)
+    returns = discounted_returns(rewards, inputs.action_mask, inputs.lengths, inputs.gamma)
+    return returns, returns

@@ -1,17 +1,13 @@
 """Reward functions: built-in ones and the user's own, called with the columns that they ask for."""
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from lightrft.config.functions import is_function_spec, load_function
 from lightrft.rewards.builtin import REWARDS
 from lightrft.rewards.records import RESERVED_COMPONENTS, RewardInput, RewardOutput
 
@@ -129,48 +125,11 @@ def resolve_reward(spec: str) -> RewardFunction:
     Raises:
         ValueError: there is no such reward, module or function, or its first parameter is neither of the two names.
     """
-    module_name, colon, function_name = spec.rpartition(":")
-    if not colon:
-        if spec not in REWARDS:
-            raise ValueError(f"Unknown reward: {spec}. Built in are {', '.join(REWARDS)}; yours is module:function.")
-        return RewardFunction(spec, REWARDS[spec])
-    members = vars(_load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name))
-    if function_name not in members:
-        functions = [name for name, member in members.items() if inspect.isfunction(member)]
-        raise ValueError(
-            f"reward_fn must name a function: {module_name} has no {function_name}. "
-            f"Its functions: {', '.join(functions) or 'none'}."
-        )
-    function = members[function_name]
-    if not callable(function):
-        raise ValueError(f"reward_fn must name a function: {spec} is {type(function).__name__}.")
-    return RewardFunction(spec, function)
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A module that the user's own module lacks is for its own traceback to name.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(
-            f"reward_fn must name a module that Python finds: no module {error.name}. "
-            "Put its folder on PYTHONPATH, or write path/to/file.py:function."
-        ) from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(f"reward_fn must name an existing file: {path} is no file.")
-    # A name that hides no importable module: the file may be called math.py.
-    spec = importlib.util.spec_from_file_location(f"lightrft_reward_{path.stem}", path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickle look a function's module up there.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    if is_function_spec(spec):
+        return RewardFunction(spec, load_function("reward_fn", spec))
+    if spec not in REWARDS:
+        raise ValueError(f"Unknown reward: {spec}. Built in are {', '.join(REWARDS)}; yours is module:function.")
+    return RewardFunction(spec, REWARDS[spec])
 
 
 def _columns(sample: RewardInput) -> dict[str, Any]:

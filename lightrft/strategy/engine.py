@@ -12,7 +12,10 @@ import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 from lightrft.config.arguments import Config
+from lightrft.models.loading import LoadedConfig
 from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS
+from lightrft.strategy.vllm_utils.preconditions import check_vllm
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
 
 
@@ -37,6 +40,14 @@ class RolloutEngine(Protocol):
         """Copies the bucket's tensors, cast to the engine's dtype; they stay the caller's."""
         ...
 
+    def verify_weights(self, bucket: WeightBucket) -> list[str]:
+        """Loads weights once more that the engine should hold already, within the round.
+
+        Returns:
+            Names of those whose loading changed a bit of the engine's memory, or reached none of it.
+        """
+        ...
+
     def finish_weight_update(self, version: int) -> None:
         """Closes the round and drops every cache that the old weights made.
 
@@ -51,6 +62,10 @@ class RolloutEngine(Protocol):
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Takes memory back for `weights`, `kv_cache`, or both. Dropped weights come back without values."""
+        ...
+
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes held on this rank's device now: `weights`, `kv_cache`, and `cuda_graphs` where the engine tells."""
         ...
 
 
@@ -120,9 +135,9 @@ class ManagedEngine:
         self.weight_version: int | None = None
         """Version of the last finished update; None before the first."""
         self._has_weights = False
-        self._sync: Callable[[], None] | None = None
+        self._sync: Callable[[], object] | None = None
 
-    def register_sync(self, callback: Callable[[], None]) -> None:
+    def register_sync(self, callback: Callable[[], object]) -> None:
         """`callback` brings the actor's current weights, through the three calls of a weight update."""
         self._sync = callback
 
@@ -167,6 +182,10 @@ class ManagedEngine:
     def update_weights(self, bucket: WeightBucket) -> None:
         self.engine.update_weights(bucket)
 
+    def verify_weights(self, bucket: WeightBucket) -> list[str]:
+        """Names of the bucket's weights that the engine does not hold bit by bit, before the update is finished."""
+        return self.engine.verify_weights(bucket)
+
     def finish_weight_update(self, version: int) -> None:
         """Makes the update valid under this version.
 
@@ -176,6 +195,9 @@ class ManagedEngine:
         self.engine.finish_weight_update(version)
         self.weight_version = version
         self._has_weights = True
+
+    def device_bytes(self) -> dict[str, int]:
+        return self.engine.device_bytes()
 
     def _move(self, operation: Operation) -> None:
         """Makes the engine what the table says, and only then notes it."""
@@ -201,6 +223,12 @@ class ManagedEngine:
             )
         self._sync()
         assert self._has_weights and self.state is not EngineState.DROPPED, "the registered sync finished no update"
+
+
+def check_engine(config: Config, loaded: LoadedConfig) -> None:
+    """Raises ValueError or NotImplementedError for what the engine cannot do with this model on this machine."""
+    if config.rollout.engine_type == "vllm":
+        check_vllm(config, loaded)
 
 
 def create_engine(
@@ -257,5 +285,33 @@ def _torch_engine(
     return ManagedEngine(engine, sleep_level=2 if config.rollout.enable_engine_sleep else None)
 
 
-_ADAPTERS = {"torch": _torch_engine}
+def _vllm_engine(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    collectives: Collectives | None,
+    tp_group: dist.ProcessGroup | None,
+) -> ManagedEngine:
+    from lightrft.strategy.vllm_utils.vllm_engine import VLLMEngine
+
+    rollout = config.rollout
+    # Every sync brings all weights: a copy on the host would cost time and be used by nobody.
+    sleep_level = (rollout.engine_sleep_level or 2) if rollout.enable_engine_sleep else None
+    engine = VLLMEngine(
+        config.model.pretrain,
+        device=device,
+        dtype=torch.bfloat16 if config.model.bf16 else torch.float32,
+        mem_util=rollout.engine_mem_util,
+        max_model_len=config.data.prompt_max_len + rollout.generate_max_len,
+        sleep_level=sleep_level,
+        tp_size=rollout.engine_tp_size,
+        enforce_eager=rollout.enforce_eager,
+        takes_stop_strings=bool(rollout.stop),
+        timeout_seconds=config.strategy.dist_timeout_seconds + GROUP_TIMEOUT_GRACE_SECONDS,
+        collectives=collectives,
+    )
+    return ManagedEngine(engine, sleep_level)
+
+
+_ADAPTERS = {"torch": _torch_engine, "vllm": _vllm_engine}
 """Each imports its own libraries, when it is called."""

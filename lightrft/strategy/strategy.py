@@ -5,15 +5,11 @@ from lightrft.strategy.strategy_base import StrategyBase
 
 
 def get_strategy(args: Config) -> StrategyBase:
-    """FSDPV2Strategy with --fsdp, DeepspeedStrategy without.
+    """FSDPV2Strategy with --fsdp, DeepspeedStrategy without."""
+    if args.strategy.fsdp:
+        from lightrft.strategy.fsdp.fsdpv2 import FSDPV2Strategy
 
-    Raises:
-        NotImplementedError: Without --fsdp, until the DeepSpeed backend exists.
-    """
-    if not args.strategy.fsdp:
-        raise NotImplementedError(
-            "training without --fsdp needs the DeepSpeed backend, which is not there yet. Add --fsdp."
-        )
-    from lightrft.strategy.fsdp.fsdpv2 import FSDPV2Strategy
+        return FSDPV2Strategy(args)
+    from lightrft.strategy.deepspeed.deepspeed import DeepspeedStrategy
 
-    return FSDPV2Strategy(args)
+    return DeepspeedStrategy(args)

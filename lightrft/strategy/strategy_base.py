@@ -1,30 +1,35 @@
 """StrategyBase: what training backends share: process groups, engine lifecycle, dealing, the plan of forwards."""
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lightrft.config import Config, OptimizerConfig
+from lightrft.config import Config
 from lightrft.models.loading import Kind, LoadedConfig
+from lightrft.models.lora import SentWeight, adapter_tensors, sent_weights
+from lightrft.models.weights import by_layer, sent_dtype
 from lightrft.strategy.engine import ManagedEngine, create_engine
-from lightrft.strategy.utils.broadcast_utils import BroadcastManager
-from lightrft.strategy.utils.checkpoint import HFFiles, export_hf
+from lightrft.strategy.utils.broadcast_utils import BroadcastManager, SyncRecord
+from lightrft.strategy.utils.checkpoint import HFFiles, export_adapter, export_hf
 from lightrft.strategy.utils.checkpoint_folder import discard, open_partial, partial_of, publish
 from lightrft.strategy.utils.collectives import Collectives, PhaseError
 from lightrft.strategy.utils.dealing import Dealer
-from lightrft.strategy.utils.devices import empty_cache, free_port, rank_device
+from lightrft.strategy.utils.devices import empty_cache, free_port, moved, rank_device, storage_bytes
 from lightrft.strategy.utils.distributed_util import (
     extend_plan,
     local_share,
@@ -33,8 +38,10 @@ from lightrft.strategy.utils.distributed_util import (
     rollout_tp_groups,
 )
 from lightrft.strategy.utils.exit import end_after_uncaught_exception
-from lightrft.strategy.utils.watch import start_watch
-from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds, WeightSpec
+from lightrft.strategy.utils.optimization import set_scheduler_steps
+from lightrft.strategy.utils.sync_plan import plan_buckets
+from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS, start_watch
+from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
 from lightrft.utils.logging import get_logger
 from lightrft.utils.rng import rng_state, set_rng_state
 
@@ -43,10 +50,11 @@ logger = get_logger(__name__)
 Plan: TypeAlias = list[list[int]]
 T = TypeVar("T")
 
+_group_numbers = count()
+"""Of the process groups that this process makes, one after the other; ranks make equally many."""
+
 ROLES, HF, PROGRESS = "roles", "hf", "progress.pt"
 """In a checkpoint: sharded weights and optimizer state, the exported model, and what else the strategy keeps."""
-GROUP_TIMEOUT_GRACE_SECONDS = 30.0
-"""Process groups wait this much longer than the watch, which can say who is missing."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,15 @@ class StepResult:
     grad_norm: float
     """Global norm before clipping; not finite where the step was skipped for it."""
     skipped: bool
+
+
+@dataclass(frozen=True)
+class RoleTensors:
+    """Plain tensors of one rank; several may share a storage."""
+
+    weights: list[Tensor]
+    gradients: list[Tensor]
+    optimizer: list[Tensor]
 
 
 class StrategyBase(ABC):
@@ -88,6 +105,8 @@ class StrategyBase(ABC):
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.device = rank_device(int(os.environ["LOCAL_RANK"]))
+        # Where DeepSpeed is installed, accelerate imports it whatever the backend is; untold, it guesses aloud.
+        os.environ.setdefault("DS_ACCELERATOR", self.device.type)
         timeout = self.config.strategy.dist_timeout_seconds
         self.group_timeout = timedelta(seconds=timeout + GROUP_TIMEOUT_GRACE_SECONDS)
         self._owns_group = not dist.is_initialized()
@@ -104,7 +123,15 @@ class StrategyBase(ABC):
     def _init_process_group(self) -> None:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         device_id = self.device if self.device.type == "cuda" else None
-        dist.init_process_group(backend, timeout=self.group_timeout, device_id=device_id)
+        store, rank, world_size = next(rendezvous("env://", timeout=self.group_timeout))
+        # torchrun's store still holds what an earlier group of these processes wrote: a later one would wait for ever.
+        store = dist.PrefixStore(f"lightrft/{next(_group_numbers)}", store)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=self.group_timeout, device_id=device_id
+        )
+
+    def _end_process_group(self) -> None:
+        dist.destroy_process_group()
 
     def _new_groups(self, rank_lists: list[list[int]]) -> dist.ProcessGroup:
         """Creates every group of the list on every rank, and returns the one that holds this rank.
@@ -122,7 +149,7 @@ class StrategyBase(ABC):
         self.watch.stop()
         self._undo_exit_hook()
         if self._owns_group:
-            dist.destroy_process_group()
+            self._end_process_group()
 
     @property
     def is_rank_0(self) -> bool:
@@ -156,23 +183,52 @@ class StrategyBase(ABC):
         """Adds the gradient of `loss`, averaged over ranks. Every rank must call it equally often."""
 
     @abstractmethod
-    def clip_grad_norm(self, role: TrainedRole, loss_is_finite: bool) -> float:
-        """Clips to the global norm and returns it, equal on all ranks; NaN if a loss was not finite anywhere."""
+    def apply_gradients(self, role: TrainedRole, loss_is_finite: bool) -> float:
+        """Clips to the global norm, steps optimizer and scheduler, and clears the gradients. Every rank must call it.
+
+        Returns:
+            The norm before clipping, equal on all ranks. Where it or a loss was not finite anywhere it is not finite
+            either, and nothing but the gradients has changed.
+        """
 
     @abstractmethod
-    def weight_specs(self, model: nn.Module, dtype: torch.dtype) -> list[WeightSpec]: ...
+    def full_tensors(self, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+        """Whole tensors on this rank's device, cast, from its shards of some of a model's weights.
+
+        They may be views of what they are made from, and are valid until that changes. Every rank must call it.
+        """
+
+    def full_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Shape of the weight of which `tensor` is this rank's shard."""
+        return tuple(tensor.shape)
 
     @abstractmethod
-    def named_weights(self, model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Full weights by Hugging Face name. Each next() is a collective: every rank drains the iterator."""
+    def offload_model(self, model: nn.Module) -> None:
+        """Moves a role's weights to the host; nothing where they are there already, or stay by `memory_notes`."""
 
     @abstractmethod
-    def on_device(self, model: nn.Module) -> AbstractContextManager[None]:
-        """A frozen role is on the device inside the context, on the host outside."""
+    def reload_model(self, model: nn.Module) -> None:
+        """Moves them back to this rank's device."""
 
     @abstractmethod
-    def optimizer_on_device(self, *roles: TrainedRole | None) -> AbstractContextManager[None]:
-        """With --adam_offload, optimizer state is on the device inside the context, on the host outside."""
+    def offload_optimizer(self, role: TrainedRole) -> None:
+        """Moves the optimizer's state to the host; nothing where it is there already, or stays by `memory_notes`."""
+
+    @abstractmethod
+    def load_optimizer(self, role: TrainedRole) -> None:
+        """Moves it to where the role's weights are, which come first."""
+
+    @abstractmethod
+    def memory_notes(self) -> list[str]:
+        """What these flags ask for that this backend cannot move, for the log."""
+
+    @abstractmethod
+    def model_tensors(self, model: nn.Module) -> list[Tensor]:
+        """What this rank holds of a role's weights and buffers, wherever it lives."""
+
+    @abstractmethod
+    def role_tensors(self, role: TrainedRole) -> RoleTensors:
+        """What this rank holds of a role that learns, wherever it lives."""
 
     @abstractmethod
     def save_roles(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
@@ -197,14 +253,10 @@ class StrategyBase(ABC):
         Raises:
             RuntimeError: On all ranks, after `max_nonfinite_steps` steps in a row without a finite loss and norm.
         """
-        grad_norm = self.clip_grad_norm(role, bool(torch.isfinite(loss)))
-        skipped = not torch.isfinite(torch.tensor(grad_norm))
-        if not skipped:
-            role.optimizer.step()
-            role.scheduler.step()
-        role.optimizer.zero_grad(set_to_none=True)
+        grad_norm = self.apply_gradients(role, bool(torch.isfinite(loss)))
+        skipped = not math.isfinite(grad_norm)
         self._count_nonfinite(role.name, skipped, grad_norm)
-        return StepResult(grad_norm, bool(skipped))
+        return StepResult(grad_norm, skipped)
 
     def _count_nonfinite(self, name: str, skipped: bool, grad_norm: float) -> None:
         self._nonfinite_in_a_row[name] = self._nonfinite_in_a_row.get(name, 0) + 1 if skipped else 0
@@ -215,12 +267,95 @@ class StrategyBase(ABC):
                 f"{grad_norm}). Lower the learning rate, or raise --max_nonfinite_steps."
             )
 
+    # Memory phases
+
+    def on_device(self, model: nn.Module) -> AbstractContextManager[None]:
+        """The role's weights are on the device inside the context, on the host outside."""
+        return moved(lambda: self.reload_model(model), lambda: self.offload_model(model))
+
+    def critic_on_device(self, critic: nn.Module | None) -> AbstractContextManager[None]:
+        """`on_device` with --offload_critic."""
+        if critic is None or not self.config.strategy.offload_critic:
+            return nullcontext()
+        return self.on_device(critic)
+
+    def actor_off_device(self, actor: nn.Module) -> AbstractContextManager[None]:
+        """With --offload_actor, the actor's weights are on the host inside the context, on the device outside."""
+        if not self.config.strategy.offload_actor:
+            return nullcontext()
+        return moved(lambda: self.offload_model(actor), lambda: self.reload_model(actor))
+
+    def optimizer_on_device(self, *roles: TrainedRole | None) -> AbstractContextManager[None]:
+        """With --adam_offload, optimizer state is on the device inside the context, on the host outside."""
+        if not self.config.strategy.adam_offload:
+            return nullcontext()
+        present = [role for role in roles if role is not None]
+
+        def each(move: Callable[[TrainedRole], None]) -> None:
+            for role in present:
+                move(role)
+
+        return moved(lambda: each(self.load_optimizer), lambda: each(self.offload_optimizer))
+
+    def device_bytes(self, roles: Sequence[TrainedRole], frozen: Mapping[str, nn.Module]) -> dict[str, int]:
+        """Bytes on this rank's device by owner: weights of each role, gradients, optimizer state, and the engine's."""
+        held: dict[str, int] = {}
+        for role in roles:
+            tensors = self.role_tensors(role)
+            held[f"{role.name} weights"] = storage_bytes(tensors.weights, self.device)
+            held[f"{role.name} gradients"] = storage_bytes(tensors.gradients, self.device)
+            held[f"{role.name} optimizer"] = storage_bytes(tensors.optimizer, self.device)
+        for name, model in frozen.items():
+            held[f"{name} weights"] = storage_bytes(self.model_tensors(model), self.device)
+        if self.engine is not None:
+            held |= {f"engine {name}": size for name, size in self.engine.device_bytes().items()}
+        return held
+
+    # Weights by name
+
+    def weight_specs(self, weights: Sequence[SentWeight], dtype: torch.dtype) -> list[WeightSpec]:
+        """What `weight_buckets` gives, in its order."""
+        return [
+            WeightSpec(weight.name, self.full_shape(weight.tensor), sent_dtype(weight.tensor, dtype))
+            for weight in weights
+        ]
+
+    def weight_buckets(self, weights: Sequence[SentWeight], dtype: torch.dtype) -> Iterator[WeightBucket]:
+        """Full weights in the buckets of `plan_buckets`, valid until the model's own change.
+
+        Each next() is a collective: every rank drains the iterator.
+        """
+        sizes = [spec.num_bytes for spec in self.weight_specs(weights, dtype)]
+        for run in plan_buckets(sizes, self.config.rollout.weight_bucket_bytes):
+            # Nothing here may hold on to a bucket that the caller has dropped.
+            yield self._bucket(weights[run.start : run.stop], dtype)
+
+    def named_weights(self, model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """All weights of `weight_buckets` by Hugging Face name. Some next() are a collective."""
+        for bucket in self.weight_buckets(sent_weights(hf_model_of(model)), dtype):
+            yield from bucket
+
+    def named_adapter(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Full weights of the adapter that learns, by their names in the model. Some next() are a collective."""
+        for block in by_layer(adapter_tensors(hf_model_of(model))):
+            names, tensors = zip(*block, strict=True)
+            yield from zip(names, self.full_tensors(tensors, [tensor.dtype for tensor in tensors]), strict=True)
+
+    def _bucket(self, weights: Sequence[SentWeight], dtype: torch.dtype) -> WeightBucket:
+        parts = [weight.parts(dtype) for weight in weights]
+        tensors, dtypes = zip(*chain.from_iterable(parts), strict=True)
+        whole = iter(self.full_tensors(tensors, dtypes))
+        return [(w.name, w.made(list(islice(whole, len(p))), dtype)) for w, p in zip(weights, parts, strict=True)]
+
     # Rollout engine
 
     def create_engine(self, tokenizer: PreTrainedTokenizerBase) -> ManagedEngine:
         """Builds the engine without weights; `update_engine_weights` brings them."""
         self.engine = create_engine(self.config, tokenizer, self.device, self.collectives, self.tp_group)
-        self._broadcast_manager = BroadcastManager(self.engine, self.collectives)
+        rollout = self.config.rollout
+        self._broadcast_manager = BroadcastManager(
+            self.engine, self.collectives, self.device, rollout.weight_bucket_bytes, rollout.weight_check
+        )
         return self.engine
 
     @property
@@ -231,16 +366,25 @@ class StrategyBase(ABC):
         """The actor whose weights an engine gets that is asked to generate after it dropped its own."""
         self._engine().register_sync(lambda: self.update_engine_weights(actor))
 
-    def update_engine_weights(self, actor: nn.Module) -> None:
+    @property
+    def weight_version(self) -> int:
+        """Number of the last weight sync."""
+        return self._weight_version
+
+    def update_engine_weights(self, actor: nn.Module) -> SyncRecord:
         """Installs the actor's weights in the engine. Every rank must call it."""
         self._weight_version += 1
+        # An engine may take its memory outside torch's allocator: what the trainer has left must be free for it.
+        empty_cache(self.device)
+        weights = sent_weights(hf_model_of(actor))
         with torch.no_grad():
-            self._broadcast_manager.broadcast_to_engine(
-                self.weight_specs(actor, self.engine_dtype),
-                self.named_weights(actor, self.engine_dtype),
+            record = self._broadcast_manager.broadcast_to_engine(
+                self.weight_specs(weights, self.engine_dtype),
+                lambda: self.weight_buckets(weights, self.engine_dtype),
                 self._weight_version,
             )
         empty_cache(self.device)
+        return record
 
     def gather_and_generate(
         self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
@@ -252,6 +396,7 @@ class StrategyBase(ABC):
         gathered = self.collectives.all_gather_objects((list(prompts), list(seeds)), self.tp_group)
         all_prompts = [prompt for member, _ in gathered for prompt in member]
         all_seeds = [seed for _, member in gathered for seed in member]
+        empty_cache(self.device)
         with self.collectives.collect("engine wake-up"):
             self._engine().wake_up()
         outputs = self._engine().generate(all_prompts, params, all_seeds)
@@ -294,7 +439,8 @@ class StrategyBase(ABC):
             with self.collectives.collect(f"opening {folder}"):
                 if not partial.is_dir():
                     raise OSError(f"checkpoints need a file system that all nodes share: {partial} is not there.")
-            self.save_roles(partial / ROLES, roles)
+            with self.critic_on_device(_model_of("critic", roles)):
+                self.save_roles(partial / ROLES, roles)
             if export is not None:
                 export(partial / HF)
             states = self.collectives.all_gather_objects(rng_state(self.device))
@@ -313,7 +459,8 @@ class StrategyBase(ABC):
         names = self.collectives.all_gather_objects(folder.name)
         if len(set(names)) > 1:
             raise RuntimeError(f"ranks must load the same checkpoint: they found {', '.join(names)}.")
-        self.load_roles(folder / ROLES, roles)
+        with self.critic_on_device(_model_of("critic", roles)):
+            self.load_roles(folder / ROLES, roles)
         with self.collectives.collect(f"reading {folder}"):
             saved = torch.load(folder / PROGRESS, weights_only=True)
         for role in roles:
@@ -336,14 +483,26 @@ class StrategyBase(ABC):
 
     def save_pretrained(self, actor: nn.Module, files: HFFiles, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the engine's dtype. Every rank must call it."""
-        kept: list[tuple[str, Tensor]] = []
-        with torch.no_grad():
-            for name, tensor in self.named_weights(actor, self.engine_dtype):
-                if self.is_rank_0:
-                    kept.append((name, tensor.to("cpu", copy=True)))
+        kept = self._on_host(self.named_weights(actor, self.engine_dtype))
         with self.collectives.collect(f"saving {folder}"):
             if self.is_rank_0:
-                export_hf(hf_model_of(actor), kept, self.engine_dtype, files, folder)
+                export_hf(hf_model_of(actor), kept.items(), self.engine_dtype, files, folder)
+
+    def save_adapter(self, actor: nn.Module, files: HFFiles, folder: Path) -> None:
+        """Writes the actor's adapter as a peft folder, in its own dtype. Every rank must call it."""
+        kept = self._on_host(self.named_adapter(actor))
+        with self.collectives.collect(f"saving {folder}"):
+            if self.is_rank_0:
+                export_adapter(hf_model_of(actor), kept, files, folder)
+
+    def _on_host(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Rank 0's copies of full weights; the other ranks take part."""
+        kept: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, tensor in weights:
+                if self.is_rank_0:
+                    kept[name] = tensor.to("cpu", copy=True)
+        return kept
 
     # Shares of samples and the plan of forwards
 
@@ -372,20 +531,8 @@ def stored_dtype(config: Config, trainable: bool) -> torch.dtype:
     return torch.bfloat16 if config.model.bf16 and not trainable else torch.float32
 
 
-def set_scheduler_steps(scheduler: LRScheduler, num_steps: int) -> None:
-    """Makes a schedule, of the present flags, stand behind `num_steps` steps; the optimizer's rates follow."""
-    if num_steps == 0:
-        return
-    # PyTorch warns of a first step before the optimizer's own, and this optimizer may not have stepped yet.
-    scheduler.load_state_dict(scheduler.state_dict() | {"last_epoch": num_steps - 1, "_step_count": num_steps + 1})
-    scheduler.step()
-
-
-def warmup_steps(options: OptimizerConfig, num_steps: int) -> int:
-    """Optimizer steps of `num_steps` over which the learning rate rises."""
-    if options.lr_warmup_steps is not None:
-        return options.lr_warmup_steps
-    return round(options.lr_warmup_ratio * num_steps)
+def _model_of(name: str, roles: Sequence[TrainedRole]) -> nn.Module | None:
+    return next((role.model for role in roles if role.name == name), None)
 
 
 def hf_model_of(role: nn.Module) -> PreTrainedModel:

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from lightrft.config import Config
 from lightrft.config.flags import flag_values
 from lightrft.models.loading import load_generation_config
+from lightrft.models.lora import Adapter, adapter_config, has_adapter_config, read_adapter_config, write_adapter_config
 from lightrft.strategy.strategy_base import ROLES, StrategyBase, TrainedRole, hf_model_of
 from lightrft.strategy.utils.checkpoint import HFFiles, write_hf_files
 from lightrft.strategy.utils.checkpoint_folder import (
@@ -31,6 +32,8 @@ from lightrft.utils.metrics import jsonable, write_json
 from lightrft.utils.sampler import PromptSampler
 
 logger = get_logger(__name__)
+
+Library: TypeAlias = Literal["transformers", "peft"]
 
 STATE, BASE = "trainer.json", "base"
 """In a checkpoint: the run's own state, and what a Hugging Face folder needs besides the weights."""
@@ -59,6 +62,8 @@ class TrainingState:
     best: Mapping[str, float]
     """Reward and step of the best evaluation."""
     flags: Mapping[str, Any]
+    reward_moments: Sequence[float] = (0.0, 0.0, 0.0)
+    """(sum, sum of squares, count) of the run's rewards, for --reward_running_norm."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,12 @@ class Checkpointer:
         every = self.config.checkpoint.save_steps
         return self.saves and (is_last or (every > 0 and step % every == 0))
 
-    def save(self, state: TrainingState) -> None:
-        """Saves a checkpoint, and deletes those that it replaces. One that cannot be saved does not end the run."""
+    def save(self, state: TrainingState) -> bool:
+        """Saves a checkpoint, and deletes those that it replaces. One that cannot be saved does not end the run.
+
+        Returns:
+            Whether it was saved, the same on all ranks.
+        """
         folder = self.root / checkpoint_name(state.step)
         export = partial(self.export, state.step) if self.config.checkpoint.save_hf_ckpt else None
         try:
@@ -115,10 +124,11 @@ class Checkpointer:
         except PhaseError:
             self.num_failed += 1
             self.report_failure(folder)
-            return
+            return False
         if self.strategy.is_rank_0:
             logger.info("saved %s", folder)
             self.delete_others(state.step)
+        return True
 
     def load(self) -> TrainingState | None:
         """Restores models, optimizers, schedules and random states; None where the run starts."""
@@ -133,16 +143,21 @@ class Checkpointer:
         return state
 
     def export(self, step: int, folder: Path) -> None:
-        """Writes the actor as a Hugging Face folder. Every rank must call it."""
-        self.strategy.save_pretrained(self.roles[0].model, self.hf_files(step), folder)
+        """Writes the actor as a Hugging Face folder, or its adapter as a peft folder. Every rank must call it."""
+        save = self.strategy.save_adapter if self.config.checkpoint.save_adapter else self.strategy.save_pretrained
+        save(self.roles[0].model, self.hf_files(step), folder)
 
     def hf_files(self, step: int) -> HFFiles:
-        card = model_card(self.config.model.pretrain, step, flags_of(self.config))
+        library: Library = "peft" if self.config.checkpoint.save_adapter else "transformers"
+        card = model_card(self.config.model.pretrain, step, flags_of(self.config), library)
         return HFFiles(self.tokenizer, self.generation_config, card)
 
     def write_files(self, state: TrainingState, folder: Path) -> None:
         write_json(folder / STATE, asdict(state))
-        hf_model_of(self.roles[0].model).config.save_pretrained(folder / BASE)
+        hf_model = hf_model_of(self.roles[0].model)
+        hf_model.config.save_pretrained(folder / BASE)
+        if self.config.model.trains_adapter:
+            write_adapter_config(adapter_config(hf_model), folder / BASE)
         write_hf_files(self.hf_files(state.step), folder / BASE)
 
     def delete_others(self, step: int) -> None:
@@ -230,8 +245,21 @@ def check_same_models(point: ResumePoint, wanted: Mapping[str, tuple[int, ...]])
         others = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise ValueError(
             f"a run goes on with the models of its checkpoint: {point.folder} is of other ones: {faults[0]}{others}. "
-            "Set its --pretrain, --critic_pretrain and --advantage_estimator, or drop --load_checkpoint."
+            "Set its --pretrain, --critic_pretrain, --advantage_estimator and --lora_rank, or drop --load_checkpoint."
         )
+
+
+def check_same_scale(point: ResumePoint, adapter: Adapter | None) -> None:
+    """Raises ValueError where the weights of the checkpoint's adapter would stand for another policy here."""
+    if adapter is None or not has_adapter_config(point.folder / BASE):
+        return
+    saved, here = (settings.to_dict() for settings in (read_adapter_config(point.folder / BASE), adapter.config))
+    for name in ("lora_alpha", "use_rslora", "alpha_pattern"):
+        if saved[name] != here[name]:
+            raise ValueError(
+                f"a run goes on with the adapter of its checkpoint: {name} is {saved[name]} in {point.folder} and "
+                f"{here[name]} here. Set it as it was, or drop --load_checkpoint."
+            )
 
 
 def take_up_data(point: ResumePoint, sampler: PromptSampler, data: str, log: bool) -> None:
@@ -272,12 +300,12 @@ def flags_of(config: Config) -> dict[str, Any]:
     return jsonable(flag_values(config))
 
 
-def model_card(base: str, step: int, flags: Mapping[str, Any]) -> str:
+def model_card(base: str, step: int, flags: Mapping[str, Any], library: Library = "transformers") -> str:
     """Text of an exported model's card."""
     lines = "\n".join(f"{name}: {json.dumps(value)}" for name, value in flags.items())
     return f"""---
 base_model: {json.dumps(base)}
-library_name: transformers
+library_name: {library}
 pipeline_tag: text-generation
 tags:
 - lightrft

@@ -55,7 +55,7 @@ class Evaluation:
         self.writer = writer
         self.phases = phases
         temperature = config.evaluation.eval_temperature
-        self.params = experience_maker.params
+        self.params = replace(experience_maker.params, first_token_temperature=None)
         if temperature is not None:
             self.params = replace(self.params, temperature=temperature)
         self.before: Mapping[str, float] = {}

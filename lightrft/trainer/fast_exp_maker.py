@@ -1,6 +1,7 @@
 """FastExperienceMaker: from prompts to experiences, one model role after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -10,18 +11,25 @@ from transformers import PreTrainedTokenizerBase
 
 from lightrft.config import Config
 from lightrft.models.collate import Layout, micro_batches
-from lightrft.ops.advantages import ADVANTAGE_ESTIMATORS, AdvantageInputs, count_groups
-from lightrft.ops.kl import KL_ESTIMATORS
-from lightrft.ops.segments import masked_moments, masked_sum, whiten
 from lightrft.rewards.records import RewardOutput
 from lightrft.strategy.strategy_base import Plan, StrategyBase
+from lightrft.trainer.advantages import AdvantageComputation, without_loss
+from lightrft.trainer.dynamic_sampling import chosen_groups, has_variance
+from lightrft.trainer.functions import Estimator
+from lightrft.trainer.mismatch import MismatchCheck
+from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.reward_engine import RewardComputationEngine
 from lightrft.types import Experience, GenerationOutput, MicroBatch, PromptExample, SamplingParams
 from lightrft.utils.means import Means
 from lightrft.utils.sampling_key import sampling_key
 
+LOG_PROB_MISMATCH = "rollout/log_prob_mismatch"
+"""Mean absolute difference between the engine's log-probs and the actor's, of the policy that sampled."""
+
 NumberedPrompt: TypeAlias = tuple[int, PromptExample]
 """Index in the global rollout batch, and the prompt there."""
+FurtherPrompts: TypeAlias = Callable[[int], Sequence[NumberedPrompt] | None]
+"""This rank's prompts of a step's next batch, by the number of batches before it; None on all ranks for no more."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Roles:
     actor: nn.Module
     initial_model: nn.Module | None
     critic: nn.Module | None
+    teacher: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -50,19 +59,22 @@ class FastExperienceMaker:
         strategy: StrategyBase,
         roles: Roles,
         reward_engine: RewardComputationEngine,
+        estimator: Estimator,
         tokenizer: PreTrainedTokenizerBase,
         stop_token_ids: tuple[int, ...],
         layout: Layout,
-        phase: Callable[[str], object],
+        phase: PhaseClock,
     ) -> None:
         self.config = config
         self.strategy = strategy
         self.roles = roles
         self.reward_engine = reward_engine
+        self.advantages = AdvantageComputation(config, strategy.collectives, estimator)
         self.tokenizer = tokenizer
         self.layout: Layout = layout
         self.phase = phase
         rollout = config.rollout
+        self.mismatch = MismatchCheck(strategy.collectives, rollout.engine_type)
         self.params = SamplingParams(
             max_new_tokens=rollout.generate_max_len,
             temperature=rollout.temperature,
@@ -70,27 +82,42 @@ class FastExperienceMaker:
             top_k=rollout.top_k,
             stop_token_ids=stop_token_ids,
             stop=rollout.stop,
+            first_token_temperature=rollout.first_token_temperature if rollout.use_fire else None,
         )
 
     def make_experience_list(
-        self, prompts: Sequence[NumberedPrompt], step: int, kl_coef: float, means: Means
+        self,
+        prompts: Sequence[NumberedPrompt],
+        step: int,
+        kl_coef: float,
+        means: Means,
+        further_prompts: FurtherPrompts = lambda num_batches: None,
     ) -> Rollout:
         """This rank's experiences of a step, with advantages; what was seen on the way goes into `means`."""
         self.phase("generate")
-        samples = self.rollout(prompts, step, self.config.rollout.n_samples_per_prompt)
+        is_dynamic = self.config.rollout.dynamic_sampling
+        everything = (
+            self.dynamic_rollout(prompts, step, further_prompts, means)
+            if is_dynamic
+            else self.submitted(self.training_groups(prompts, step))
+        )
+        samples = [sample for sample in everything if not self.is_greedy(sample)]
         plan = self.strategy.agree_plan(samples, self.layout == "padded")
         self.phase("actor")
-        log_probs = self.run_role("actor", self.roles.actor, samples, plan, self._log_probs)
+        log_probs, entropies = self._old_log_probs(samples, plan)
         self.phase("reference")
-        base_log_probs = self._base_log_probs(samples, plan)
+        base_log_probs = self._frozen_log_probs("reference", self.roles.initial_model, samples, plan)
+        teacher_log_probs = self._frozen_log_probs("teacher", self.roles.teacher, samples, plan)
         self.phase("critic")
         values, bootstrap_values = self._values(samples, plan)
         self.phase("reward")
-        rewards = self.reward_engine.result()
+        if not is_dynamic:
+            everything = self.rewarded(everything)
         self.phase("advantages")
+        samples, greedy = self.with_baselines(everything)
         samples = [
             replace(
-                scored(sample, rewards[i]),
+                sample,
                 action_log_probs=log_probs[i],
                 base_action_log_probs=base_log_probs[i] if base_log_probs else None,
                 values=values[i] if values else None,
@@ -99,46 +126,130 @@ class FastExperienceMaker:
             for i, sample in enumerate(samples)
         ]
         add_rollout_means(means, samples)
-        return Rollout(self.with_advantages(samples, kl_coef, means), plan)
+        made = self.advantages.compute(samples, kl_coef, means, greedy, entropies, teacher_log_probs)
+        return Rollout(made, plan)
+
+    # Rollouts
 
     def rollout(
-        self, prompts: Sequence[NumberedPrompt], step: int, num_samples: int, params: SamplingParams | None = None
+        self, prompts: Sequence[NumberedPrompt], step: int, num_samples: int, params: SamplingParams
     ) -> list[Experience]:
-        """Samples responses and submits them to the reward engine; the samples are ordered, dealt by their tokens.
+        """Samples responses and submits them to the reward engine; the samples are ordered, dealt by their tokens."""
+        with self.engine_phase():
+            groups = self.generate(prompts, step, num_samples, params)
+        return self.submitted(groups)
 
-        `params` None takes those of training.
+    def training_groups(self, prompts: Sequence[NumberedPrompt], step: int) -> list[list[Experience]]:
+        """Samples of a step's only batch of prompts."""
+        with self.engine_phase():
+            return self.generate_for_training(prompts, step)
+
+    def dynamic_rollout(
+        self, prompts: Sequence[NumberedPrompt], step: int, further_prompts: FurtherPrompts, means: Means
+    ) -> list[Experience]:
+        """Rewarded samples of groups whose rewards differ, as many groups as a rollout has; dealt by their tokens.
+
+        Batches of prompts are drawn until there are enough, on all ranks alike, or until there may be no more; groups
+        of equal rewards then fill what is missing.
         """
+        groups: list[list[Experience]] = []
+        num_wanted = self.config.rollout.rollout_batch_size
+        tries, num_drawn, num_kept = 0, 0, 0
+        batch: Sequence[NumberedPrompt] | None = prompts
+        with self.engine_phase():
+            while batch is not None:
+                groups += self.rewarded_groups(self.generate_for_training(batch, step))
+                tries += 1
+                local = [len(groups), sum(map(self.is_kept, groups))]
+                num_drawn, num_kept = map(int, self.strategy.collectives.all_reduce_sum(local))
+                is_over = num_kept >= num_wanted or tries == self.config.rollout.dynamic_sampling_tries
+                batch = None if is_over else further_prompts(tries)
+        counts = {"tries": tries, "drawn": num_drawn, "kept": num_kept, "filled": max(0, num_wanted - num_kept)}
+        for name, count in counts.items():
+            means.add(f"dynamic_sampling/{name}", count, 1)
+        return [sample for group in self.strategy.dealer.balance_groups(self.chosen(groups)) for sample in group]
+
+    def chosen(self, groups: list[list[Experience]]) -> list[list[Experience]]:
+        """This rank's part of the groups that the step trains on. Every rank must call it."""
+        local = {group[0].group: self.is_kept(group) for group in groups}
+        everywhere: dict[int, bool] = {}
+        for part in self.strategy.collectives.all_gather_objects(local):
+            everywhere |= part
+        kept = [name for name, is_kept in everywhere.items() if is_kept]
+        chosen = chosen_groups(kept, everywhere.keys() - set(kept), self.config.rollout.rollout_batch_size)
+        return [group for group in groups if group[0].group in chosen]
+
+    def is_kept(self, group: Sequence[Experience]) -> bool:
+        return has_variance([sample for sample in group if not self.is_greedy(sample)])
+
+    @contextmanager
+    def engine_phase(self) -> Iterator[None]:
+        """The engine has the device; it sleeps afterwards, where it may."""
+        with self.strategy.actor_off_device(self.roles.actor):
+            yield
+            self.phase.observe("generated")
+            if self.config.rollout.enable_engine_sleep:
+                self.strategy.sleep_engine()
+
+    def generate_for_training(self, prompts: Sequence[NumberedPrompt], step: int) -> list[list[Experience]]:
+        """The samples of each prompt; where they are the baseline, its greedy response comes last."""
+        num_samples = self.config.rollout.n_samples_per_prompt
+        groups = self.generate(prompts, step, num_samples, self.params)
+        if not self.config.algorithm.rolls_out_greedily:
+            return groups
+        params = replace(self.params, temperature=0.0, first_token_temperature=None)
+        greedy = self.generate(prompts, step, 1, params, first_index=num_samples)
+        return [group + best for group, best in zip(groups, greedy, strict=True)]
+
+    def is_greedy(self, sample: Experience) -> bool:
+        """Whether the sample is a baseline alone: nothing is learned from its tokens."""
+        return sample.index == self.config.rollout.n_samples_per_prompt
+
+    def generate(
+        self,
+        prompts: Sequence[NumberedPrompt],
+        step: int,
+        num_samples: int,
+        params: SamplingParams,
+        first_index: int = 0,
+    ) -> list[list[Experience]]:
+        """The samples of each prompt, numbered from `first_index` on, by an engine that is awake."""
         seed = self.config.train.seed
         seeds = [[sampling_key(seed, step, p.row, j) for j in range(num_samples)] for _, p in prompts]
-        outputs = self.strategy.gather_and_generate([p for _, p in prompts], params or self.params, seeds)
-        if self.config.rollout.enable_engine_sleep:
-            self.strategy.sleep_engine()
+        outputs = self.strategy.gather_and_generate([p for _, p in prompts], params, seeds)
         groups = [
-            [self.make_sample(group, j, prompt, output) for j, output in enumerate(prompt_outputs)]
+            [
+                make_sample(self.tokenizer, group, j, prompt, output)
+                for j, output in enumerate(prompt_outputs, start=first_index)
+            ]
             for (group, prompt), prompt_outputs in zip(prompts, outputs, strict=True)
         ]
+        if params.first_token_temperature is None:
+            return groups
+        return [[without_first_token(sample) for sample in group] for group in groups]
+
+    def submitted(self, groups: list[list[Experience]]) -> list[Experience]:
+        """The samples, ordered and dealt by their tokens; the reward engine has begun to score them."""
         samples = [sample for group in self.strategy.dealer.balance_groups(groups) for sample in group]
         self.reward_engine.submit(samples)
         return samples
 
-    def make_sample(self, group: int, index: int, prompt: PromptExample, output: GenerationOutput) -> Experience:
-        """The very ids that the engine used, with a mask made from lengths."""
-        input_ids = torch.tensor(prompt.prompt_ids + output.response_ids)
-        log_probs = output.log_probs
-        response = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
-        assert isinstance(response, str)
-        return Experience(
-            group=group,
-            index=index,
-            example=prompt,
-            response=response,
-            input_ids=input_ids,
-            position_ids=torch.arange(len(input_ids)),
-            response_start=len(prompt.prompt_ids),
-            action_mask=torch.ones(len(output.response_ids), dtype=torch.bool),
-            finish_reason=output.finish_reason,
-            rollout_log_probs=None if log_probs is None else torch.tensor(log_probs, dtype=torch.float32),
-        )
+    def rewarded(self, samples: Sequence[Experience]) -> list[Experience]:
+        """The submitted samples with their rewards. Every rank must call it."""
+        return [scored(sample, output) for sample, output in zip(samples, self.reward_engine.result(), strict=True)]
+
+    def rewarded_groups(self, groups: list[list[Experience]]) -> list[list[Experience]]:
+        """The groups with their rewards, where they were drawn. Every rank must call it."""
+        self.reward_engine.submit([sample for group in groups for sample in group])
+        samples = iter(self.rewarded([sample for group in groups for sample in group]))
+        return [[next(samples) for _ in group] for group in groups]
+
+    def with_baselines(self, samples: Sequence[Experience]) -> tuple[list[Experience], list[Experience]]:
+        """Samples to train on and greedy ones; without its prompt's greedy reward, a sample is excluded too."""
+        greedy = [sample for sample in samples if self.is_greedy(sample)]
+        without = {sample.group for sample in greedy if sample.reward is None}
+        drawn = [sample for sample in samples if not self.is_greedy(sample)]
+        return [without_loss(replace(s, reward=None)) if s.group in without else s for s in drawn], greedy
 
     # Roles
 
@@ -156,16 +267,39 @@ class FastExperienceMaker:
             with torch.no_grad(), self.strategy.waiting(f"{name} forward"):
                 scores = score(model, micro)
             results |= dict(zip(indices, [s.cpu() for s in scores[: len(indices)]], strict=True))
+        self.phase.observe("scored")
         return [results[i] for i in range(len(samples))]
 
     def _log_probs(self, model: nn.Module, micro: MicroBatch) -> list[Tensor]:
         return list(model(micro, self.params.temperature).log_probs.split(micro.lengths))
 
-    def _base_log_probs(self, samples: Sequence[Experience], plan: Plan) -> list[Tensor] | None:
-        if self.roles.initial_model is None:
+    def _log_probs_and_entropies(self, model: nn.Module, micro: MicroBatch) -> list[Tensor]:
+        output = model(micro, self.params.temperature)
+        return list(torch.stack([output.log_probs, output.entropy]).split(micro.lengths, dim=1))
+
+    def _old_log_probs(
+        self, samples: Sequence[Experience], plan: Plan
+    ) -> tuple[Sequence[Tensor | None], list[Tensor] | None]:
+        """Log-probs of the policy that sampled, and its entropies where tokens are selected by them."""
+        algorithm = self.config.algorithm
+        if algorithm.old_log_probs == "engine":
+            return [sample.rollout_log_probs for sample in samples], None
+        entropies = None
+        if algorithm.high_entropy_token_ratio > 0:
+            both = self.run_role("actor", self.roles.actor, samples, plan, self._log_probs_and_entropies)
+            log_probs, entropies = [b[0] for b in both], [b[1] for b in both]
+        else:
+            log_probs = self.run_role("actor", self.roles.actor, samples, plan, self._log_probs)
+        self.mismatch.add(samples, log_probs, self.strategy.weight_version)
+        return log_probs, entropies
+
+    def _frozen_log_probs(
+        self, name: str, model: nn.Module | None, samples: Sequence[Experience], plan: Plan
+    ) -> list[Tensor] | None:
+        if model is None:
             return None
-        with self.strategy.on_device(self.roles.initial_model):
-            return self.run_role("reference", self.roles.initial_model, samples, plan, self._log_probs)
+        with self.strategy.on_device(model):
+            return self.run_role(name, model, samples, plan, self._log_probs)
 
     def _values(self, samples: Sequence[Experience], plan: Plan) -> tuple[list[Tensor] | None, list[Tensor] | None]:
         """Values of each response token and the value after the last one."""
@@ -177,61 +311,45 @@ class FastExperienceMaker:
             split = values.split(micro.lengths)
             return [torch.cat([v, b[None]]) for v, b in zip(split, bootstrap_values, strict=True)]
 
-        both = self.run_role("critic", self.roles.critic, samples, plan, score)
+        with self.strategy.critic_on_device(self.roles.critic):
+            both = self.run_role("critic", self.roles.critic, samples, plan, score)
         return [b[:-1] for b in both], [b[-1] for b in both]
 
-    # Advantages
 
-    def with_advantages(self, samples: list[Experience], kl_coef: float, means: Means) -> list[Experience]:
-        """Every rank must call it: whitening takes the moments of all ranks."""
-        algorithm = self.config.algorithm
-        inputs = self._advantage_inputs(samples, kl_coef, means)
-        advantages, returns = ADVANTAGE_ESTIMATORS[algorithm.advantage_estimator](inputs)
-        if algorithm.advantages_norm:
-            moments = self.strategy.collectives.all_reduce_sum(masked_moments(advantages, inputs.action_mask).tolist())
-            advantages = whiten(advantages, inputs.action_mask, torch.tensor(moments, dtype=torch.float64))
-        lengths = list(inputs.lengths)
-        split = zip(samples, advantages.split(lengths), returns.split(lengths), strict=True)
-        return [replace(sample, advantages=a, returns=r) for sample, a, r in split]
+def make_sample(
+    tokenizer: PreTrainedTokenizerBase, group: int, index: int, prompt: PromptExample, output: GenerationOutput
+) -> Experience:
+    """The very ids that the engine used, with a mask made from lengths."""
+    input_ids = torch.tensor(prompt.prompt_ids + output.response_ids)
+    log_probs = output.log_probs
+    response = tokenizer.decode(output.response_ids, skip_special_tokens=True)
+    assert isinstance(response, str)
+    return Experience(
+        group=group,
+        index=index,
+        example=prompt,
+        response=response,
+        input_ids=input_ids,
+        position_ids=torch.arange(len(input_ids)),
+        response_start=len(prompt.prompt_ids),
+        action_mask=torch.ones(len(output.response_ids), dtype=torch.bool),
+        finish_reason=output.finish_reason,
+        rollout_log_probs=None if log_probs is None else torch.tensor(log_probs, dtype=torch.float32),
+    )
 
-    def _advantage_inputs(self, samples: list[Experience], kl_coef: float, means: Means) -> AdvantageInputs:
-        algorithm = self.config.algorithm
-        action_mask = torch.cat([s.action_mask for s in samples] + [torch.zeros(0, dtype=torch.bool)])
-        kl = None
-        if self.roles.initial_model is not None:
-            log_probs = _flat([s.action_log_probs for s in samples])
-            kl = KL_ESTIMATORS[algorithm.kl_estimator](log_probs, _flat([s.base_action_log_probs for s in samples]))
-            means.add("kl/reference", masked_sum(kl, action_mask), int(action_mask.sum()))
-        inputs = AdvantageInputs(
-            scores=torch.tensor([0.0 if s.reward is None else s.reward for s in samples], dtype=torch.float32),
-            groups=torch.tensor([s.group for s in samples], dtype=torch.long),
-            valid=torch.tensor([s.reward is not None for s in samples], dtype=torch.bool),
-            action_mask=action_mask,
-            lengths=[s.num_response_tokens for s in samples],
-            kl=None if algorithm.use_kl_loss else kl,
-            kl_coef=kl_coef,
-            values=None if self.roles.critic is None else _flat([s.values for s in samples]),
-            bootstrap_values=None if self.roles.critic is None else self._bootstrap_values(samples),
-            gamma=algorithm.gamma,
-            lambd=algorithm.lambd,
-        )
-        counts = count_groups(inputs.scores, inputs.groups, inputs.valid)
-        means.add("rollout/zero_variance_groups", counts.zero_variance, counts.total)
-        means.add("rollout/too_small_groups", counts.too_small, counts.total)
-        return inputs
 
-    def _bootstrap_values(self, samples: Sequence[Experience]) -> Tensor:
-        """The critic's value after a truncated response where asked for; 0 after a stop, where nothing follows."""
-        use = self.config.algorithm.truncation_bootstrap
-        return torch.tensor(
-            [s.bootstrap_value if use and s.finish_reason == "length" else 0.0 for s in samples], dtype=torch.float32
-        )
+def without_first_token(sample: Experience) -> Experience:
+    """The sample without its first token in the loss: another distribution than the policy's has drawn it.
+
+    The others were drawn by the policy after it, so their ratios and advantages stand.
+    """
+    return replace(sample, action_mask=torch.cat([torch.tensor([False]), sample.action_mask[1:]]))
 
 
 def scored(sample: Experience, output: RewardOutput) -> Experience:
     """The sample with its reward; an excluded one leaves the loss by its mask."""
-    mask = sample.action_mask if output.score is not None else torch.zeros_like(sample.action_mask)
-    return replace(sample, reward=output.score, reward_components=output.components, action_mask=mask)
+    sample = replace(sample, reward=output.score, reward_components=output.components)
+    return sample if output.score is not None else without_loss(sample)
 
 
 def add_reward_means(means: Means, samples: Sequence[Experience], prefix: str) -> None:
@@ -251,12 +369,7 @@ def add_rollout_means(means: Means, samples: Sequence[Experience]) -> None:
         means.add("reward/excluded", sample.reward is None, 1)
         means.add("rollout/response_length", sample.num_response_tokens, 1)
         means.add("rollout/truncated", sample.finish_reason == "length", 1)
-        if sample.rollout_log_probs is not None and sample.action_log_probs is not None:
-            difference = (sample.rollout_log_probs - sample.action_log_probs).abs()
-            means.add_masked("rollout/log_prob_mismatch", difference, sample.action_mask)
-
-
-def _flat(tensors: Sequence[Tensor | None]) -> Tensor:
-    present = [tensor for tensor in tensors if tensor is not None]
-    assert len(present) == len(tensors)
-    return torch.cat([*present, torch.zeros(0)])
+        engine, actor = sample.rollout_log_probs, sample.action_log_probs
+        # With --old_log_probs engine they are one and the same, and the update measures the actor's.
+        if engine is not None and actor is not None and engine is not actor:
+            means.add_masked(LOG_PROB_MISMATCH, (engine - actor).abs(), sample.action_mask)

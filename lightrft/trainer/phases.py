@@ -1,32 +1,34 @@
-"""PhaseClock: which phase of a step is running, for the display and for `time/*`."""
+"""PhaseClock: which phase of a step is running, for the display, for `time/*` and for the memory ledger."""
 
 import time
 
+from lightrft.utils.memory_ledger import MemoryLedger, PhaseMemory
 from lightrft.utils.progress import ProgressDisplay
 
 
 class PhaseClock:
     """Calling it with a name ends the running phase and starts that one."""
 
-    def __init__(self, progress: ProgressDisplay) -> None:
+    def __init__(self, progress: ProgressDisplay, ledger: MemoryLedger) -> None:
         self.progress = progress
-        self._seconds: dict[str, float] = {}
-        self._running: tuple[str, float] | None = None
+        self.ledger = ledger
 
     def __call__(self, name: str) -> None:
-        self._end()
-        self._running = (name, time.perf_counter())
+        now = time.perf_counter()
+        self.ledger.end(now)
+        self.ledger.begin(name, now)
         self.progress.phase(name)
 
-    def collect(self) -> dict[str, float]:
-        """Wall seconds of each phase since the last call; the running phase ends."""
-        self._end()
-        seconds = {f"time/{name}": value for name, value in self._seconds.items()}
-        self._seconds = {}
-        return seconds
+    def observe(self, event: str) -> None:
+        """Has the ledger look at what the running phase holds, once an event."""
+        self.ledger.observe(event)
 
-    def _end(self) -> None:
-        if self._running is not None:
-            name, started = self._running
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
-            self._running = None
+    def collect(self) -> list[PhaseMemory]:
+        """Each phase since the last call; the running phase ends."""
+        self.ledger.end(time.perf_counter())
+        return self.ledger.collect()
+
+
+def phase_seconds(records: list[PhaseMemory]) -> dict[str, float]:
+    """Wall seconds of each phase, as metrics."""
+    return {f"time/{record.phase}": record.seconds for record in records}

@@ -1,74 +1,101 @@
 """PPOTrainer: the loop of rollouts and updates, evaluation and the run's records."""
 
-import resource
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import torch
+from rich import get_console
 
 from lightrft.config import Config
-from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
-from lightrft.trainer.checkpointing import Checkpointer, TrainingState, flags_of, scores_of
-from lightrft.trainer.evaluation import Evaluation
-from lightrft.trainer.fast_exp_maker import FastExperienceMaker, NumberedPrompt
+from lightrft.strategy.utils.broadcast_utils import SyncRecord
+from lightrft.trainer.callbacks import Callback
+from lightrft.trainer.checkpointing import TrainingState, flags_of, scores_of
+from lightrft.trainer.dynamic_sampling import further_rows
+from lightrft.trainer.fast_exp_maker import NumberedPrompt
 from lightrft.trainer.kl_controller import make_kl_controller
-from lightrft.trainer.phases import PhaseClock
+from lightrft.trainer.phases import phase_seconds
 from lightrft.trainer.records import gathered_rows, merged_metrics
 from lightrft.trainer.replay_buffer import ReplayBuffer
+from lightrft.trainer.setup import (
+    Inputs,
+    RewardCallable,
+    Rows,
+    assemble,
+    check_inputs,
+    check_same_data,
+    with_reward_name,
+)
 from lightrft.types import Experience, PromptExample
 from lightrft.utils.logging import get_logger
 from lightrft.utils.means import Means
-from lightrft.utils.metrics import MetricsWriter
-from lightrft.utils.profiling import StepProfiler
-from lightrft.utils.sampler import PromptSampler
+from lightrft.utils.memory_ledger import ledger_metrics, ledger_table
 from lightrft.utils.signals import StopSignals
 
 logger = get_logger(__name__)
 
 
 class PPOTrainer(ABC):
-    """Drives one run. Every rank runs it; `ppo_train` is the optimisation that a subclass supplies."""
+    """Drives one run. Every rank makes one and runs it; `ppo_train` is the optimisation that a subclass supplies.
+
+    Making one checks everything, joins the process group and loads every role: nothing is left to do but `fit()`.
+
+    Args:
+        config: All flags.
+        reward_fn: A function as `--reward_fn` names them; None takes the one that it names.
+        train_data: Rows to train on, in the place of `--prompt_data`.
+        eval_data: Rows to evaluate on, in the place of `--eval_data`.
+        callbacks: Are told what happens; each rank has the same ones.
+        inputs: What `check_inputs` made of all that before; None calls it.
+
+    Raises:
+        ValueError, NotImplementedError, OSError: The user's mistakes, before any model is loaded.
+    """
 
     def __init__(
         self,
         config: Config,
-        strategy: StrategyBase,
-        actor: TrainedRole,
-        critic: TrainedRole | None,
-        experience_maker: FastExperienceMaker,
-        prompts: Sequence[PromptExample],
-        evaluation: Evaluation,
-        sampler: PromptSampler,
-        checkpointer: Checkpointer,
-        profiler: StepProfiler,
-        num_steps: int,
-        writer: MetricsWriter,
-        phases: PhaseClock,
+        *,
+        reward_fn: RewardCallable | None = None,
+        train_data: Rows | None = None,
+        eval_data: Rows | None = None,
+        callbacks: Sequence[Callback] = (),
+        inputs: Inputs | None = None,
     ) -> None:
-        self.config = config
-        self.strategy = strategy
-        self.actor = actor
-        self.critic = critic
-        self.experience_maker = experience_maker
-        self.prompts = prompts
-        self.evaluation = evaluation
-        self.sampler = sampler
-        self.checkpointer = checkpointer
-        self.profiler = profiler
-        self.num_steps = num_steps
-        self.writer = writer
-        self.phases = phases
-        algorithm = config.algorithm
+        if inputs is None:
+            inputs = check_inputs(config, reward_fn, train_data, eval_data)
+        self.config = with_reward_name(config, inputs.reward_fn)
+        inputs.strategy.setup_distributed()
+        check_same_data(inputs)
+        parts = assemble(self.config, inputs)
+        self.callbacks = tuple(callbacks)
+        self.strategy = parts.strategy
+        self.actor = parts.actor
+        self.critic = parts.critic
+        self.experience_maker = parts.experience_maker
+        self.prompts = parts.prompts
+        self.evaluation = parts.evaluation
+        self.sampler = parts.sampler
+        self.checkpointer = parts.checkpointer
+        self.profiler = parts.profiler
+        self.num_steps = parts.num_steps
+        self.writer = parts.writer
+        self.phases = parts.phases
+        self.policy_loss_function = inputs.policy_loss
+        self.texts = inputs.texts
+        algorithm = self.config.algorithm
         self.kl_controller = make_kl_controller(algorithm.init_kl_coef, algorithm.kl_target, algorithm.kl_horizon)
         self.replay_buffer = ReplayBuffer()
+        self.phases.ledger.watch(lambda: {"replay buffer": self.replay_buffer.device_bytes(self.strategy.device)})
         self.step = 0
         self.train_seconds = 0.0
         self.stopped_by = 0
         """Number of the signal that has stopped the run, or 0."""
+        self.should_stop = False
+        """Callbacks set it to end the run after the running step."""
 
     @abstractmethod
     def ppo_train(self, step: int, means: Means) -> dict[str, float]:
@@ -84,6 +111,7 @@ class PPOTrainer(ABC):
             with self.phases.progress:
                 summary = self.train()
             self.save(summary)
+            self.notify(lambda callback: callback.on_train_end(self, summary))
         self.strategy.close()
         if self.stopped_by:
             raise SystemExit(128 + self.stopped_by)
@@ -98,31 +126,57 @@ class PPOTrainer(ABC):
                 with self.profiler.step(step):
                     metrics = self.train_step(step, rows)
                 self.step, self.train_seconds = step, self.train_seconds + time.perf_counter() - started
-                metrics |= self.evaluation.evaluate(step) | self.phases.collect()
+                metrics |= self.evaluate(step) | self.phase_metrics(step)
                 self.log(step, metrics | self.checkpointer.metrics())
                 self.phases.progress.step(step, metrics)
+                self.end_step(step, metrics)
                 self.agree_to_stop(signals)
                 self.save_checkpoint(metrics)
-                if self.stopped_by:
+                if self.is_over:
                     break
         return self.summary()
 
     def start(self) -> None:
         """Goes on from a checkpoint, or evaluates the model as it is before the first step."""
         state = self.checkpointer.load()
-        self.update_engine_weights()
-        if state is None:
-            self.log(0, self.evaluation.evaluate(0) | self.phases.collect())
-        else:
+        if state is not None:
             self.step, self.train_seconds = state.step, state.train_seconds
             self.evaluation.resume(state.before, state.after, state.best)
             self.kl_controller.value = state.kl_coefficient
+            self.experience_maker.advantages.shaping.moments = state.reward_moments
+        self.update_engine_weights()
+        self.notify(lambda callback: callback.on_train_begin(self))
+        if state is None:
+            self.log(0, self.evaluate(0) | self.phase_metrics(0))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Metrics of the model as it is after `step`, or none where no evaluation is due."""
+        metrics = self.evaluation.evaluate(step)
+        if metrics:
+            self.notify(lambda callback: callback.on_evaluate(self, step, metrics))
+        return metrics
+
+    def end_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.notify(lambda callback: callback.on_step_end(self, step, metrics))
+
+    def notify(self, event: Callable[[Callback], None]) -> None:
+        """Tells every callback. Every rank must call it: one that fails on any of them ends all."""
+        with self.strategy.collectives.collect("callbacks"):
+            for callback in self.callbacks:
+                event(callback)
 
     def agree_to_stop(self, signals: StopSignals) -> None:
-        """Every rank must call it: a signal to any of them stops all, after the same step."""
-        [number] = self.strategy.collectives.all_reduce_max([signals.received])
+        """Every rank must call it: a signal to any of them, or its callback, stops all, after the same step."""
+        wishes = [signals.received, self.should_stop]
+        number, stop = self.strategy.collectives.all_reduce_max(wishes)
+        self.should_stop = bool(stop)
         if self.step < self.num_steps:
             self.stopped_by = int(number)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step follows."""
+        return self.step == self.num_steps or self.stopped_by > 0 or self.should_stop
 
     def summary(self) -> dict[str, float]:
         summary = {"steps": self.step, "train_seconds": self.train_seconds} | self.checkpointer.metrics()
@@ -135,13 +189,14 @@ class PPOTrainer(ABC):
         started = time.perf_counter()
         means = Means()
         prompts = self.share(self.prompts, rows)
-        rollout = self.experience_maker.make_experience_list(prompts, step, self.kl_controller.value, means)
+        further = partial(self.further_prompts, step, rows)
+        rollout = self.experience_maker.make_experience_list(prompts, step, self.kl_controller.value, means, further)
         self.replay_buffer.fill(rollout.experiences, rollout.plan)
         self.phases("train")
         train_metrics = self.ppo_train(step, means)
         self.replay_buffer.clear()
-        self.update_engine_weights()
-        metrics = merged_metrics(self.strategy.collectives, means, "reward") | train_metrics
+        sync = self.update_engine_weights()
+        metrics = merged_metrics(self.strategy.collectives, means, "reward") | train_metrics | sync.metrics()
         metrics["kl/coefficient"] = self.kl_controller.value
         self.update_kl(metrics, len(rows))
         self.write_samples(step, rollout.experiences)
@@ -149,7 +204,7 @@ class PPOTrainer(ABC):
         [num_tokens] = self.strategy.collectives.all_reduce_sum([local_tokens])
         seconds = time.perf_counter() - started
         metrics |= {"time/step": seconds, "tokens_per_second": num_tokens / seconds}
-        return metrics | self.phases.collect() | memory_metrics(self.strategy.device)
+        return metrics
 
     def update_kl(self, metrics: Mapping[str, float], num_prompts: int) -> None:
         if "kl/reference" in metrics:
@@ -159,11 +214,30 @@ class PPOTrainer(ABC):
         """This rank's prompts among `rows`, numbered by their place there."""
         return [(i, prompts[rows[i]]) for i in self.strategy.local_share(len(rows))]
 
-    def update_engine_weights(self) -> None:
+    def further_prompts(self, step: int, rows: Sequence[int], num_batches: int) -> list[NumberedPrompt] | None:
+        """This rank's prompts of one more batch of the step, in random order; None once all rows were drawn."""
+        size, seed = len(rows), self.config.train.seed
+        taken = set(rows)
+        for batch in range(1, num_batches + 1):
+            more = further_rows(len(self.prompts), size, taken, (seed, step, batch))
+            taken |= set(more)
+        start = num_batches * size
+        return [(start + i, prompt) for i, prompt in self.share(self.prompts, more)] if more else None
+
+    def update_engine_weights(self) -> SyncRecord:
         self.phases("sync")
-        self.strategy.update_engine_weights(self.actor.model)
+        return self.strategy.update_engine_weights(self.actor.model)
 
     # Records
+
+    def phase_metrics(self, step: int) -> dict[str, float]:
+        """Seconds and memory of the phases since the last call, of rank 0 where it logs them."""
+        records = self.phases.collect()
+        by_owner = self.config.report.print_memory_ledger
+        if by_owner and self.strategy.is_rank_0:
+            # The console of the display, so that the table appears above its panel.
+            get_console().print(ledger_table(records, f"Memory of rank 0, step {step}"))
+        return phase_seconds(records) | ledger_metrics(records, by_owner)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes a step's line. Every rank must call it: what rank 0 cannot write stops all."""
@@ -186,7 +260,7 @@ class PPOTrainer(ABC):
 
     def save_checkpoint(self, metrics: Mapping[str, float]) -> None:
         """Saves a checkpoint where one is due. Every rank must call it."""
-        if not self.checkpointer.is_due(self.step, is_last=self.step == self.num_steps or self.stopped_by > 0):
+        if not self.checkpointer.is_due(self.step, is_last=self.is_over):
             return
         self.phases("checkpoint")
         state = TrainingState(
@@ -201,15 +275,7 @@ class PPOTrainer(ABC):
             after=self.evaluation.after,
             best=self.evaluation.best,
             flags=flags_of(self.config),
+            reward_moments=self.experience_maker.advantages.shaping.moments,
         )
-        self.checkpointer.save(state)
-
-
-def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Peaks of this process, in GiB, since its start (host) and since the last call (device)."""
-    metrics = {"memory/host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    if device.type == "cuda":
-        metrics["memory/device_peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-        metrics["memory/device_gib"] = torch.cuda.memory_allocated(device) / 2**30
-        torch.cuda.reset_peak_memory_stats(device)
-    return metrics
+        if self.checkpointer.save(state):
+            self.notify(lambda callback: callback.on_checkpoint(self, self.step))

@@ -1,10 +1,12 @@
 """ReplayBuffer: one step's experiences, on the CPU, and the order in which they are trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
+from lightrft.strategy.utils.devices import storage_bytes
 from lightrft.types import Experience
 
 Order: TypeAlias = tuple[int, int]
@@ -20,6 +22,12 @@ class ReplayBuffer:
     def fill(self, experiences: Sequence[Experience], plan: list[list[int]]) -> None:
         self.experiences = list(experiences)
         self.plan = plan
+
+    def device_bytes(self, device: torch.device) -> int:
+        """Bytes of the samples' tensors on this device: they are on the CPU, whatever the rank trains on."""
+        values = [value for sample in self.experiences for value in vars(sample).values()]
+        mappings = [item for value in values if isinstance(value, Mapping) for item in value.values()]
+        return storage_bytes((t for t in (*values, *mappings) if isinstance(t, Tensor)), device)
 
     def clear(self) -> None:
         self.fill([], [])

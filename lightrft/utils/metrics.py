@@ -6,9 +6,11 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from io import FileIO
 from itertools import count
+from numbers import Integral, Real
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from lightrft.utils.logging import get_logger
 from lightrft.utils.plots import plot_rewards
@@ -123,13 +125,13 @@ class RunWriter:
         plot_rewards(self._folder / METRICS, self._folder / REWARDS)
 
     def close(self) -> None:
-        self._metrics.close()
-        self._samples.close()
-        self._tensorboard.close()
+        """Closes each, even where another fails to."""
+        with ExitStack() as stack:
+            for file in (self._tensorboard, self._samples, self._metrics):
+                stack.callback(file.close)
 
-    def _open(self, name: str) -> IO[str]:
-        # A lone surrogate in a user's data cannot be encoded; its escape is the same string in JSON.
-        return (self._folder / name).open("a", encoding="utf-8", errors="backslashreplace")
+    def _open(self, name: str) -> FileIO:
+        return (self._folder / name).open("ab", buffering=0)
 
 
 def move_aside(folder: Path, names: Sequence[str]) -> None:
@@ -146,7 +148,7 @@ def move_aside(folder: Path, names: Sequence[str]) -> None:
 
 
 def move_lines_aside(folder: Path, names: Sequence[str], last_step: int) -> None:
-    """Moves the lines of steps after `last_step`, and a line that a kill has cut, to `<name>.<k>`."""
+    """Moves the lines of steps after `last_step` to `<name>.<k>`, and all from one on that a crash has spoiled."""
     for name in names:
         path = folder / name
         if not path.exists():
@@ -166,14 +168,43 @@ def move_lines_aside(folder: Path, names: Sequence[str], last_step: int) -> None
 
 
 def _end_of_step(path: Path, last_step: int) -> int:
-    """Where the first line of a later step, or one that is cut, begins; lines are in the order of their steps."""
+    """Where the first line of a later step, or one that is spoiled, begins; lines are in the order of their steps."""
     position = 0
     with path.open("rb") as file:
         for line in file:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > last_step:
+            step = _step_of(line)
+            if step is None or step > last_step:
                 break
             position += len(line)
     return position
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a line, or None where a kill has cut it or a machine that went down has left zeros in its place."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return None
+
+
+def read_summary(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The summary of a run that has ended, which holds these figures.
+
+    Raises:
+        ValueError: there is no summary, or one without them.
+    """
+    path = folder / SUMMARY
+    if not path.is_file():
+        raise ValueError(f"A finished run has a {SUMMARY}: {folder} has none. Look at the errors of the training.")
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    if missing := [name for name in names if name not in summary]:
+        raise ValueError(
+            f"The summary must hold {', '.join(missing)}: {path} holds {', '.join(summary)}. "
+            "Let the run come to its end, with --eval_data and a reward that gives them."
+        )
+    return summary
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -188,8 +219,11 @@ def jsonable(value: Any) -> Any:
     match value:
         case None | bool() | int() | str():
             return value
-        case float():
-            return value if math.isfinite(value) else None
+        # Those of numpy too, which rows of tables may hold.
+        case Integral():
+            return int(value)
+        case Real():
+            return float(value) if math.isfinite(value) else None
         case Mapping():
             return {str(key): jsonable(item) for key, item in value.items()}
         case list() | tuple():
@@ -198,7 +232,13 @@ def jsonable(value: Any) -> Any:
             return str(value)
 
 
-def _write_line(file: IO[str], row: Mapping[str, Any]) -> None:
-    """Flushed at once, so that a run can be followed and a kill loses nothing."""
-    file.write(json.dumps(jsonable(row), ensure_ascii=False) + "\n")
-    file.flush()
+def _write_line(file: FileIO, row: Mapping[str, Any]) -> None:
+    """Nothing is buffered: a run can be followed, a kill loses nothing, and a full disk is told once, with the file."""
+    # A lone surrogate in a user's data cannot be encoded; its escape is the same string in JSON.
+    rest = (json.dumps(jsonable(row), ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        error.filename = str(file.name)
+        raise

@@ -92,7 +92,9 @@ class PromptSampler:
 
     def _log_tail(self) -> None:
         num_left = self.num_rows % self.batch_size
-        if self.tail == "drop":
+        if num_left == 0:
+            rule = "no row of an episode is left over"
+        elif self.tail == "drop":
             rule = f"the last {num_left} of an episode's order are left out"
         else:
             rule = f"an episode's last batch takes {-self.num_rows % self.batch_size} from the next episode's order"

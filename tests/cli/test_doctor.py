@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from lightrft.cli.doctor import OPTIONAL, judged, main, omp_threads, optional_packages
+from lightrft.cli.doctor import OPTIONAL, judged, main, omp_threads, optional_packages, usable_cores
 
 
 def doctor(path: Path) -> subprocess.CompletedProcess[str]:
@@ -81,6 +81,12 @@ def test_threads_that_spin_for_the_same_cores_are_advised_against(environment, v
     finding = omp_threads(environment, cores=2)
     assert finding.verdict == verdict
     assert verdict == "OK" or "2 cores" in finding.remark
+
+
+def test_cores_are_counted_on_systems_that_bind_no_process_to_some(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert usable_cores() == os.cpu_count()
 
 
 def test_arguments_are_a_usage_error(capsys):

@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 from lightrft.cli.explain import algorithms, main, split_world_size
 from lightrft.cli.explanation import Line, explain, size
 from lightrft.config import Config, dump_yaml, parse_config
-from lightrft.config.arguments import AdvantageEstimator, KLEstimator
+from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, KLEstimator, RolloutCorrection
 from lightrft.config.flags import flag_values
 from tests import tiny_models
 from tests.distributed.runs import save_task
@@ -52,7 +52,7 @@ def config(path: str, *flags: str) -> Config:
 
 def sections(config: Config) -> list[dict[str, Line]]:
     """The step, the run and the roles on two ranks."""
-    return [{line.name: line for line in section} for section in explain(config, 2).sections.values()]
+    return [{line.name: line for line in section} for section in list(explain(config, 2).sections.values())[:3]]
 
 
 def test_a_step_is_explained_in_the_trainers_numbers(path):
@@ -135,6 +135,24 @@ def test_bytes_are_those_of_the_stored_dtypes_over_the_ranks(path):
         assert roles["engine"].meaning.startswith(f"{size(count * frozen_bytes)} a rank in ")
 
 
+def test_an_adapter_learns_beside_a_frozen_actor_that_is_its_own_reference(path):
+    """Rank 2: 2 x (in + out), for q and o 32 + 32, k and v 32 + 16, three more 32 + 64, in two blocks: 2,048."""
+    _, _, roles = sections(config(path, "--lora_rank", "2", "--bf16"))
+    count = sum(p.numel() for p in tiny_models.random_model(tiny_models.qwen2()).parameters())
+    assert roles["actor"].meaning == f"frozen beside its adapter; {size(count * 2 / 2)} a rank in bfloat16"
+    assert roles["adapter"].value == "2,048"
+    assert f": {size(2048 * 16 / 2)} a rank" in roles["adapter"].meaning
+    assert roles["initial_model"].value == "0"
+
+
+def test_each_phase_of_the_step_has_its_peak_by_owner_and_the_flags_that_lower_it(path):
+    lines = {line.name: line for line in [*explain(config(path), 2).sections.values()][3]}
+    assert list(lines) == ["generate", "actor", "reference", "train", "sync"]
+    count = sum(p.numel() for p in tiny_models.random_model(tiny_models.qwen2()).parameters())
+    assert "other 600.0 MiB" in lines["train"].meaning
+    assert float(lines["train"].value.split()[0]) * 2**20 >= 600 * 2**20 + count * 16 / 2
+
+
 def test_a_model_is_sized_without_its_weights(path, tmp_path):
     """What a folder with a configuration and no weights says: 0.5 billion parameters, with tied embeddings."""
     shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
@@ -155,7 +173,7 @@ def test_what_does_not_divide_is_said_in_the_words_of_the_check(path):
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--no_fsdp"], "training without --fsdp"),
+        (["--zero_stage", "3"], "zero_stage is a setting of DeepSpeed"),
         (["--prompt_data", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--pretrain", "./nowhere"], "the model folder must exist"),
         (["--generate_max_len", "100"], "prompt and response must fit into the model's context"),
@@ -201,11 +219,18 @@ def test_a_world_size_that_is_none_is_a_usage_error(path, tokens, capsys):
     assert "--world_size must be a number of ranks, given once" in capsys.readouterr().err
 
 
+def test_the_world_size_may_come_before_the_file(path, capsys):
+    assert main(["--world_size", "2", path]) == 0
+    assert "A step on 2 ranks" in capsys.readouterr().out
+
+
 def test_every_algorithm_is_listed_with_formula_and_source():
     listed = {title: [name for name, _ in entries if name] for title, entries in algorithms().items()}
     assert listed == {
-        "--advantage_estimator": list(get_args(AdvantageEstimator)),
+        "--advantage_estimator": list(ADVANTAGE_NAMES),
         "--kl_estimator": list(get_args(KLEstimator)),
+        "--policy_loss": list(POLICY_LOSS_NAMES),
+        "--rollout_correction": [name for name in get_args(RolloutCorrection) if name != "none"],
     }
     texts = [text for entries in algorithms().values() for _, text in entries]
     assert "r - 1 - log r, with r = pi_ref / pi" in texts

@@ -6,12 +6,13 @@ from typing import get_args
 import pytest
 
 from lightrft.config import Config, DataConfig, ModelConfig, check_config, nearest_multiples
-from lightrft.config.arguments import REWARD_NAMES, AdvantageEstimator, KLEstimator
+from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, REWARD_NAMES, KLEstimator
 from lightrft.config.checks import RANGES
 from lightrft.config.flags import flag_types
 from lightrft.config.sources import source_shares
 from lightrft.ops.advantages import ADVANTAGE_ESTIMATORS
 from lightrft.ops.kl import KL_ESTIMATORS
+from lightrft.ops.losses import POLICY_LOSSES
 from lightrft.rewards.builtin import REWARDS
 
 
@@ -158,6 +159,24 @@ def test_cpu_offload_needs_fsdp_and_leaves_nothing_to_adam_offload(config):
     assert "fsdp=False" in error
 
 
+@pytest.mark.parametrize("flag", ["adam_offload", "offload_actor", "offload_critic", "critic_cpu_offload"])
+def test_nothing_is_left_to_move_where_actor_and_critic_live_on_the_host(config, flag):
+    ppo = changed(config, fsdp=True, advantage_estimator="gae")
+    check_config(changed(ppo, **{flag: True}), 1)
+    (error,) = errors(ppo, fsdp_cpu_offload=True, **{flag: True})
+    assert f"{flag} has nothing to move" in error and error.endswith(f"Drop --{flag}.")
+
+
+def test_a_critic_that_lives_on_the_host_or_is_not_there_cannot_be_moved(config):
+    ppo = changed(config, fsdp=True, advantage_estimator="gae")
+    check_config(changed(ppo, critic_cpu_offload=True, adam_offload=True, offload_actor=True), 1)
+    (error,) = errors(ppo, critic_cpu_offload=True, offload_critic=True)
+    assert "offload_critic has nothing to move" in error
+    for flag in ("critic_cpu_offload", "offload_critic"):
+        (error,) = errors(config, fsdp=True, advantage_estimator="group_norm", n_samples_per_prompt=4, **{flag: True})
+        assert "advantage_estimator=group_norm has none" in error
+
+
 @pytest.mark.parametrize(
     ("name", "valid", "invalid"),
     [
@@ -224,8 +243,9 @@ def test_missing_files_and_a_file_in_the_place_of_the_run_folder_are_refused(con
         ("0.7", "prompt_data_probs must have a share for each source: 1 shares (0.7), 2 sources in prompt_data."),
         ("0.7,0.2,0.1", "3 shares (0.7,0.2,0.1), 2 sources in prompt_data. Change one of them."),
         ("0.7,", "prompt_data_probs must be numbers separated by commas: '0.7,'. Set, for example, 0.7,0.3."),
-        ("1.0,0", "prompt_data_probs must be above 0: 1.0,0. Drop the source, or raise its share."),
-        ("nan,1", "prompt_data_probs must be above 0: nan,1."),
+        ("1.0,0", "prompt_data_probs must be finite and above 0: 1.0,0. Drop the source, or change its share."),
+        ("nan,1", "prompt_data_probs must be finite and above 0: nan,1."),
+        ("inf,1", "prompt_data_probs must be finite and above 0: inf,1."),
     ],
 )
 def test_shares_that_do_not_fit_the_sources_are_refused(probs, message, config):
@@ -270,9 +290,47 @@ def test_a_reward_that_cannot_exist_is_refused(spec, message, config):
     assert message in error
 
 
-def test_known_rewards_and_functions_of_modules_pass(config):
-    for spec in (*REWARD_NAMES, "my.module:function", f"{__file__}:function"):
-        check_config(changed(config, reward_fn=spec), 1)
+@pytest.mark.parametrize(
+    ("flag", "kind", "known"),
+    [("advantage_estimator", "estimator", ADVANTAGE_NAMES), ("policy_loss", "policy loss", POLICY_LOSS_NAMES)],
+)
+def test_an_algorithm_that_is_not_known_is_refused_with_those_that_are(flag, kind, known, config):
+    (error,) = errors(config, **{flag: "grpo"})
+    assert error.startswith(f"{flag} must be a built-in {kind} or module:function: {flag}=grpo. Set --{flag} to ")
+    assert error.endswith(f"{known[-2]} or {known[-1]}, or to module:function.")
+    (error,) = errors(config, **{flag: "gone.py:f"})
+    assert error == f"{flag} must name an existing file: gone.py is no file. Change --{flag}."
+
+
+def test_known_names_and_functions_of_modules_pass(config):
+    names = {"reward_fn": REWARD_NAMES, "advantage_estimator": ADVANTAGE_NAMES, "policy_loss": POLICY_LOSS_NAMES}
+    for flag, known in names.items():
+        for spec in (*known, "my.module:function", f"{__file__}:function"):
+            check_config(changed(config, teacher_pretrain="teacher", **{flag: spec}), 1)
+
+
+def test_a_users_estimator_has_no_critic_and_may_take_single_samples(config):
+    check_config(changed(config, advantage_estimator="my:f", n_samples_per_prompt=1, rollout_batch_size=64), 1)
+    assert errors(config, advantage_estimator="my:f", critic_pretrain="critic") == [
+        "critic_pretrain=critic needs a critic: advantage_estimator=my:f has none. "
+        "Drop the flag, or set --advantage_estimator gae."
+    ]
+
+
+def test_prompts_come_from_one_place(config):
+    without = changed(config, prompt_data=None, eval_steps=5)
+    assert errors(without) == [
+        "prompt_data names the prompts to train on: it is unset. Set --prompt_data, or give train_data to the trainer.",
+        "eval_steps evaluates on eval_data: eval_steps=5, and eval_data is unset. "
+        "Set --eval_data, or drop --eval_steps.",
+    ]
+    check_config(without, 1, rows_of=["prompt_data", "eval_data"])
+    with pytest.raises(ValueError) as caught:
+        check_config(config, 1, rows_of=["prompt_data"])
+    assert str(caught.value) == (
+        f"prompt_data must be unset where the trainer is given rows: prompt_data={config.data.prompt_data}. "
+        "Drop one of them."
+    )
 
 
 def test_all_violations_are_listed_each_on_its_line(config):
@@ -283,7 +341,8 @@ def test_all_violations_are_listed_each_on_its_line(config):
 
 def test_names_in_the_config_are_the_keys_of_the_functions_behind_them():
     assert set(get_args(KLEstimator)) == KL_ESTIMATORS.keys()
-    assert set(get_args(AdvantageEstimator)) == ADVANTAGE_ESTIMATORS.keys()
+    assert tuple(ADVANTAGE_ESTIMATORS) == ADVANTAGE_NAMES
+    assert tuple(POLICY_LOSSES) == POLICY_LOSS_NAMES
     assert tuple(REWARDS) == REWARD_NAMES
 
 
@@ -336,4 +395,57 @@ def test_checkpoints_cannot_go_where_a_file_is(config):
     prompts = config.data.prompt_data
     assert errors(config, ckpt_path=f"{prompts}/ckpt") == [
         f"ckpt_path must be a folder, or a place for a new one: {prompts} is a file. Change --ckpt_path."
+    ]
+
+
+def test_settings_of_a_new_adapter_need_one(config):
+    remedy = "and lora_rank=0 adds none. Set --lora_rank, or drop"
+    for name, value in (("lora_alpha", 32), ("target_modules", ("q_proj",)), ("use_rslora", True)):
+        assert errors(config, **{name: value}) == [
+            f"{name} is a setting of a new adapter: {name}={value}, {remedy} --{name}."
+        ]
+        check_config(changed(config, lora_rank=8, **{name: value}), 1)
+    assert errors(config, save_adapter=True) == [
+        "save_adapter writes the adapter alone: lora_rank=0 adds none. Set --lora_rank, or drop --save_adapter."
+    ]
+    check_config(changed(config, lora_path="adapter", save_adapter=True), 1)
+
+
+def test_a_saved_adapter_brings_its_own_settings(config):
+    for name, value in (("lora_rank", 8), ("lora_alpha", 32)):
+        assert errors(config, lora_path="adapter", **{name: value}) == [
+            f"{name} is a setting of a new adapter: {name}={value}, and lora_path=adapter brings its own. "
+            f"Drop --{name}, or --lora_path."
+        ]
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"lora_rank": -1}, "lora_rank must be at least 0: lora_rank=-1. Change --lora_rank."),
+        ({"lora_rank": 8, "lora_alpha": 0}, "lora_alpha must be at least 1: lora_alpha=0. Change --lora_alpha."),
+        (
+            {"lora_rank": 8, "target_modules": ()},
+            "target_modules must be names of layers: target_modules=(). Change --target_modules.",
+        ),
+    ],
+)
+def test_an_adapter_has_a_rank_a_scale_and_layers(values, rule, config):
+    assert errors(config, **values) == [rule]
+
+
+def test_training_without_fsdp_needs_deepspeed_and_says_how_to_install_it(config, monkeypatch):
+    check_config(changed(config, zero_stage=3), 1)
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    check_config(changed(config, fsdp=True), 1)
+    assert errors(config) == [
+        "training without fsdp needs the package deepspeed, which is not installed. "
+        "Run pip install 'lightrft[deepspeed]', or add --fsdp."
+    ]
+
+
+def test_a_zero_stage_beside_fsdp_is_refused(config):
+    assert errors(config, fsdp=True, zero_stage=3) == [
+        "zero_stage is a setting of DeepSpeed, and fsdp trains with FSDP2: both are set, zero_stage=3. "
+        "Drop --zero_stage (FSDP2 deals out what stage 3 does), or drop --fsdp."
     ]

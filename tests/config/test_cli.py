@@ -87,9 +87,9 @@ def test_the_config_file_is_read_and_flags_come_before_it(tmp_path):
 
 
 def test_a_required_flag_that_neither_names_is_a_clear_usage_error(tmp_path, capsys):
-    path = write(tmp_path / "run.yaml", "pretrain: model\n")
+    path = write(tmp_path / "run.yaml", "prompt_data: prompts.jsonl\n")
     message = usage_error(["--config", path], capsys)
-    assert "Required options" in message and "--prompt_data" in message and "--pretrain" not in message
+    assert "Required options" in message and "--pretrain" in message and "--prompt_data" not in message
 
 
 def test_a_wrong_type_in_the_file_is_the_same_error_as_the_flag(tmp_path, capsys):

@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from lightrft.config import DataConfig
 from lightrft.datasets.prompt_text import prompt_renderer
 from lightrft.datasets.prompts import load_prompts
+from lightrft.datasets.sources import read_source
 from tests.datasets.test_prompts import tokenizer
 
 PLAIN = (
@@ -68,6 +71,17 @@ def test_a_chat_prompt_has_exactly_one_bos_whoever_adds_it(template, adds, tmp_p
     bos = [] if template == WITHOUT_BOS and adds is None else [0]
     assert example.prompt_ids == example.engine_prompt_ids == [*bos, 3, 1, 5]
     assert example.prompt == ("<s> a </s> c" if template == WITH_BOS else "a </s> c")
+
+
+def test_keys_that_only_other_messages_of_a_table_have_are_none_of_a_message(tmp_path):
+    """Parquet fills them up with null."""
+    called = "{% if 'tool_calls' in m %} {{ m.tool_calls | length }}{% endif %}"
+    template = "{% for m in messages %}{{ m.content }}" + called + " {% endfor %}"
+    rows = [{"input": [turn("user"), turn("assistant") | {"tool_calls": ["f"]}, turn("tool")], "label": 1}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    ((_, row),) = read_source(str(tmp_path / "a.parquet"), "train").rows
+    assert row["input"][0]["tool_calls"] is None
+    assert rendered(row["input"], template) == "x x 1 x "
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused():

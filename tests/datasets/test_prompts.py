@@ -222,6 +222,8 @@ def test_the_split_of_a_folder_is_read(tmp_path):
 def test_rows_of_ones_own_become_prompts():
     (example,) = make_prompts([Source("mine", [(0, {"input": "a b", "label": 1})])], tokenizer(), data())
     assert (example.prompt_ids, example.label) == ([3, 4], 1)
+    with pytest.raises(ValueError, match=r"mine, row 0: no key 'input': it has 7, label\. Add it"):
+        make_prompts([Source("mine", [(0, {7: "a b", "label": 1})])], tokenizer(), data())
 
 
 def test_batches_of_the_tokenizer_change_nothing(monkeypatch, path):

@@ -85,18 +85,21 @@ def test_a_long_field_of_a_csv_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"a": 1}\n{"a": \n', "must hold one JSON object a line, in UTF-8: line 2: Expecting value"),
+        ("a.jsonl", b'{"a": 1}\n{"a": \n', "one JSON object a line, in UTF-8: line 2: Expecting value, column 6. "),
         ("a.jsonl", b'{"a": 1}\n\n{"a": "\xff"}', "line 3: 'utf-8' codec can't decode byte 0xff"),
         ("a.jsonl", b'{"a": "\xed\xa0\x80"}', "line 1: 'utf-8' codec can't decode byte 0xed"),
         ("a.jsonl", '{"a": 1}'.encode("utf-16"), "line 1: 'utf-8' codec can't decode byte 0xff"),
         ("a.json", b'[{"a": 1}, ', "must hold a JSON list of objects, in UTF-8: Expecting value: line 1 column 12"),
         ("a.json", b'[{"a": "\xff"}]', "must hold a JSON list of objects, in UTF-8: 'utf-8' codec can't decode"),
         ("a.json", b'{\n"a": 1}', "must hold one JSON object a line, in UTF-8: line 1: Expecting property name"),
+        ("a.jsonl", b"[" * 100_000, "must hold one JSON object a line, in UTF-8: line 1: maximum recursion depth"),
+        ("a.json", b"[" * 100_000, "must hold a JSON list of objects, in UTF-8: maximum recursion depth"),
         ("a.csv", b"a,b\n1,2\n3\n", "near line 3: a row needs a field for each of the 2 columns"),
         ("a.csv", b"a,b\n1,2,3\n", "near line 2: a row needs a field for each of the 2 columns"),
         ("a.csv", b"a,a\n1,2\n", "two columns have the same name, of a, a"),
         ("a.csv", b'a\n"b', "near line 1: unexpected end of data"),
-        ("a.csv", b"a\n\xff\n", "must be a CSV file in UTF-8 with names in its first line: near line "),
+        ("a.csv", b"a\n\xff\n", "must be a CSV file in UTF-8 with names in its first line: near line 2: 'utf-8' codec"),
+        ("a.csv", b"a\n" + b"12345\n" * 5000 + b"\xff\n" + b"1\n" * 9000, "near line 5002: 'utf-8' codec"),
         ("a.parquet", b"PAR1", "must be a Parquet file: "),
         ("a.txt", b"a", "must end in .jsonl, .json, .csv, .parquet: "),
     ],
@@ -138,6 +141,15 @@ def test_a_folder_as_the_hub_lays_it_out_is_read(tmp_path, monkeypatch):
     assert "split 'test': " in error(tmp_path / "set", "test")
 
 
+def test_what_keeps_a_folder_from_being_read_is_told(tmp_path, monkeypatch):
+    """`datasets` itself says only that an error occurred."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    write(tmp_path / "set" / "prompts.jsonl", '{"input": "a"}\n{"input": \n')
+    assert "DatasetGenerationError: " in (said := error(tmp_path / "set")) and ": JSON parse error: " in said
+    assert "\n" not in said and ".." not in said
+
+
 def test_a_folder_without_data_is_an_error(tmp_path):
     (tmp_path / "notes.md").write_text("nothing")
     said = error(tmp_path)
@@ -145,7 +157,7 @@ def test_a_folder_without_data_is_an_error(tmp_path):
 
 
 def test_what_is_neither_here_nor_an_id_is_an_error():
-    for name in ("nowhere.jsonl", "data/nowhere.jsonl", "/nowhere/data", "a/b/c", "nowhere"):
+    for name in ("nowhere.jsonl", "data/nowhere.jsonl", "/nowhere/data", "a/b/c", "nowhere", "./nowhere", "../nowhere"):
         assert error(name) == (
             f"Prompts must be a file, a folder or a hub id: {name} is no file and no folder. Check the path."
         )
@@ -162,4 +174,5 @@ def test_a_hub_id_that_the_hub_does_not_give_is_an_error_and_plain_files_start_w
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert "lightrft/no-such-set:main, split 'train': " in ended.stdout
+    assert "No folder here has this name. Check the name, --prompt_split and --eval_split." in ended.stdout
     assert ended.stderr == "" and ended.returncode == 0

@@ -1,9 +1,11 @@
 """Fixtures that tests of whole runs share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.ranks import Ranks
 from tests.distributed.runs import save_task
 
 
@@ -12,3 +14,10 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("task")
     save_task(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[Ranks]:
+    ranks = Ranks(world_size=1)
+    yield ranks
+    ranks.close()

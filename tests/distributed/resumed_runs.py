@@ -98,7 +98,7 @@ def logged_run(*args: Any) -> tuple[int, str]:
 
 def history(config: Config) -> list[dict[str, float]]:
     """metrics.jsonl without what depends on the machine and the number of ranks."""
-    machine = ("time/", "memory/", "tokens_per", "checkpoint/", "train/micro_batches")
+    machine = ("time/", "sync/", "memory/", "tokens_per", "checkpoint/", "train/micro_batches")
     return [{k: v for k, v in line.items() if not k.startswith(machine)} for line in read(config, "metrics.jsonl")]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from lightrft.config import Config, DataConfig, ModelConfig, StrategyConfig
 from lightrft.strategy.fsdp.fsdpv2 import FSDPV2Strategy
 from lightrft.strategy.strategy import get_strategy
+from lightrft.strategy.strategy_base import StrategyBase
 from tests import tiny_models
 
 ROLLOUT = {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "generate_max_len": 6}
@@ -20,6 +21,13 @@ OPTIMIZER = {
     "lr_scheduler": "constant",
     "lr_warmup_steps": 0,
 }
+BACKENDS: dict[str, dict[str, Any]] = {
+    "fsdp": {"fsdp": True},
+    "zero1": {"fsdp": False, "zero_stage": 1},
+    "zero2": {"fsdp": False, "zero_stage": 2},
+    "zero3": {"fsdp": False, "zero_stage": 3},
+}
+"""Flags of each way to train."""
 
 
 def config(pretrain: str = "unused", **owners: dict[str, Any]) -> Config:
@@ -30,6 +38,16 @@ def config(pretrain: str = "unused", **owners: dict[str, Any]) -> Config:
         strategy=StrategyConfig(fsdp=True, dist_timeout_seconds=60.0),
     )
     return replace(base, **{owner: replace(getattr(base, owner), **changes) for owner, changes in owners.items()})
+
+
+@contextmanager
+def strategy_on(backend: str, pretrain: str = "unused", **owners: dict[str, Any]) -> Iterator[StrategyBase]:
+    """A strategy of one of `BACKENDS` that is set up, as `fsdp` gives it."""
+    owners["strategy"] = BACKENDS[backend] | owners.get("strategy", {})
+    strategy = get_strategy(config(pretrain, **owners))
+    strategy.setup_distributed()
+    yield strategy
+    strategy.close()
 
 
 @contextmanager
@@ -68,3 +86,13 @@ def make_config(task: Path, save_path: Path, **owners: dict[str, Any]) -> Config
 def read(config: Config, name: str) -> list[dict[str, Any]]:
     """Lines of a file in the run folder."""
     return [json.loads(line) for line in (Path(config.train.save_path) / name).read_text().splitlines()]
+
+
+def ledger_peaks(line: dict[str, Any], phase: str) -> dict[str, int]:
+    """Bytes by owner at a phase's peak, from a line of metrics.jsonl that was written with --print_memory_ledger."""
+    prefix, ending = f"memory/{phase}_peak/", "_gib"
+    return {
+        name.removeprefix(prefix).removesuffix(ending): round(value * 2**30)
+        for name, value in line.items()
+        if name.startswith(prefix)
+    }

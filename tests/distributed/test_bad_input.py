@@ -91,7 +91,7 @@ def test_a_rollout_that_is_no_multiple_of_the_train_batch(mistake):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--advantage_estimator", "grpo"], ["'grpo'", "--advantage_estimator", "'gae'", "'group_norm'"]),
+        (["--advantage_estimator", "grpo"], ["advantage_estimator=grpo", "--advantage_estimator to gae, group_norm"]),
         (["--engine_type", "tensorrt"], ["'tensorrt'", "--engine_type", "'torch'"]),
         (["--max_steps", "many"], ["many", "--max_steps"]),
         (["--temprature", "1"], ["--temprature", "--temperature"]),
@@ -107,7 +107,11 @@ def test_a_value_or_flag_that_the_parser_does_not_know_is_a_usage_error_with_the
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--no_fsdp", "training without --fsdp needs the DeepSpeed backend, which is not there yet. Add --fsdp."),
+        (
+            "--zero_stage 2",
+            "zero_stage is a setting of DeepSpeed, and fsdp trains with FSDP2: both are set, zero_stage=2. "
+            "Drop --zero_stage (FSDP2 deals out what stage 3 does), or drop --fsdp.",
+        ),
         (
             "--reward_fn exact",
             "reward_fn must be a built-in reward or module:function: reward_fn=exact. "

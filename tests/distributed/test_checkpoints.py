@@ -18,9 +18,8 @@ from lightrft.config import Config
 from lightrft.models.collate import micro_batches
 from lightrft.strategy.utils.checkpoint_folder import fault
 from lightrft.trainer import build_trainer
-from lightrft.trainer.build import check_inputs
+from lightrft.trainer.setup import check_inputs
 from tests import tiny_models
-from tests.distributed.ranks import Ranks
 from tests.distributed.resumed_runs import assert_same, history, logged, logged_run, names, run, six_steps
 from tests.distributed.runs import read
 
@@ -32,13 +31,6 @@ EVERY_OPTION = {
     # At the stop the actor's optimizer has no state yet, and must not get one by being saved.
     "freezing_actor_steps": 3,
 }
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[Ranks]:
-    ranks = Ranks(world_size=1)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightrft.strategy.utils.collectives import Collectives, PhaseError
+from lightrft.strategy.utils.gathering import gather_rows
 from lightrft.strategy.utils.trace import CollectiveTrace
 
 CPU = torch.device("cpu")
@@ -95,11 +96,26 @@ def _size_of_a_slice_in_flight() -> int:
     return sent[1]
 
 
-def _gather_a_sharded_tensor() -> tuple[list[list[int]], bool]:
-    collectives = Collectives(CPU)
-    whole = torch.arange(6).reshape(3, 2)
-    sharded = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
-    return collectives.full_tensor(sharded).tolist(), collectives.full_tensor(whole) is whole
+def _gather_sharded_tensors(dtype: torch.dtype | None, alone: bool) -> list[bool]:
+    mesh = init_device_mesh("cpu", (2,))
+    # Three rows, one row (the second rank has none), a vector, and other sizes of an element.
+    wholes = [
+        torch.arange(6).reshape(3, 2),
+        torch.rand(1, 5),
+        torch.rand(7, 2, 2).to(torch.bfloat16),
+        torch.rand(4, dtype=torch.float64),
+    ]
+    for whole in wholes:
+        dist.broadcast(whole, src=0)
+    shards = [distribute_tensor(whole, mesh, [Shard(0)]).to_local() for whole in wholes]
+    dtypes = [dtype or whole.dtype for whole in wholes]
+    parts = [slice(i, i + 1) for i in range(4)] if alone else [slice(0, 4)]
+    gathered = [
+        tensor
+        for part in parts
+        for tensor in gather_rows(shards[part], [w.shape for w in wholes[part]], dtypes[part], CPU, Collectives(CPU))
+    ]
+    return [torch.equal(w.to(d), again) for w, d, again in zip(wholes, dtypes, gathered, strict=True)]
 
 
 def _grade(failing_ranks: list[int]) -> str:
@@ -205,9 +221,10 @@ def test_a_slice_travels_without_the_storage_it_looks_into(two_ranks):
     assert max(two_ranks.run(_size_of_a_slice_in_flight)) < 2_000
 
 
-def test_a_sharded_tensor_becomes_whole_on_each_rank_and_a_plain_one_stays(two_ranks):
-    # Three rows on two ranks: shards of two and one.
-    assert two_ranks.run(_gather_a_sharded_tensor) == [([[0, 1], [2, 3], [4, 5]], True)] * 2
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("alone", [True, False])
+def test_sharded_tensors_become_whole_and_cast_on_each_rank(two_ranks, dtype, alone):
+    assert two_ranks.run(_gather_sharded_tensors, dtype, alone) == [[True] * 4] * 2
 
 
 def test_a_phase_that_fails_nowhere_raises_nowhere(two_ranks):

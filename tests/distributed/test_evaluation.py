@@ -22,7 +22,7 @@ def watched_run(config: Config) -> tuple[list[dict], int | None, EngineState]:
 
 
 def training_metrics(line: dict) -> dict:
-    other = ("eval/", "time/", "memory/", "tokens_per")
+    other = ("eval/", "time/", "sync/", "memory/", "tokens_per")
     return {name: value for name, value in line.items() if not name.startswith(other)}
 
 
@@ -65,6 +65,17 @@ def test_each_evaluation_counts_five_prompts_of_two_ranks_once(two_ranks, task, 
     assert summary["reward_before"] == rewards[0] and summary["reward_after"] == rewards[3]
     assert summary["pass@4_after"] == history[3]["eval/pass@4"]
     assert summary["reward_best"] == max(rewards.values()) == rewards[summary["best_step"]]
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_a_rank_without_a_prompt_takes_part_in_an_evaluation(two_ranks, task, tmp_path, tp_size):
+    data = {"eval_data": str(task / "prompts.jsonl"), "max_eval_samples": 1}
+    owners = {"rollout": {"engine_tp_size": tp_size}, "evaluation": {"eval_n_samples_per_prompt": 4}}
+    config = make_config(task, tmp_path / "run", data=data, train={"max_steps": 1}, **owners)
+    history, *_ = two_ranks.run(watched_run, config)[0]
+    samples = [row for row in read(config, "eval_samples.jsonl") if row["step"] == 0]
+    assert [(row["group"], row["index"]) for row in samples] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert history[0]["eval/mean"] == pytest.approx(sum(row["reward"] for row in samples) / 4)
 
 
 @pytest.mark.parametrize(("sleeps", "syncs", "syncs_without"), [(True, 6, 4), (False, 4, 4)])

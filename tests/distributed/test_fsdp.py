@@ -11,7 +11,7 @@ from lightrft.models.actor import Actor
 from lightrft.models.collate import collate, micro_batches
 from lightrft.models.critic import Critic
 from lightrft.models.loading import load_config
-from lightrft.ops.losses import token_mean_scale
+from lightrft.ops.aggregation import mean_scale
 from lightrft.ops.segments import masked_sum
 from tests import tiny_models
 from tests.distributed.runs import fsdp
@@ -31,7 +31,7 @@ def train(strategy, role, samples, layout="packed"):
     total = torch.zeros(())
     for micro, _, is_last in micro_batches(samples, plan, layout, strategy.device):
         loss = -masked_sum(role.model(micro, 1.0).log_probs, micro.action_mask)
-        loss = loss * token_mean_scale(tokens, strategy.world_size)
+        loss = loss * mean_scale(tokens, strategy.world_size)
         strategy.backward(loss, role, is_last)
         total += loss.detach()
     result = strategy.optimizer_step(role, total)
@@ -112,7 +112,7 @@ def global_token_mean():
     with fsdp() as strategy:
         role = sharded_scalar(strategy, 2)
         gradients = [[1.0], [2.0, 2.0, 2.0]][strategy.rank]
-        scale = token_mean_scale(4, strategy.world_size)
+        scale = mean_scale(4, strategy.world_size)
         loss = sum(role.model(torch.tensor([g, 0.0])) for g in gradients) * scale
         strategy.backward(loss, role, is_last=True)
         return role.model.weight.grad.full_tensor()[0].item()

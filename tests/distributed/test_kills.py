@@ -25,7 +25,7 @@ from lightrft.trainer import build_trainer
 from lightrft.trainer.checkpointing import Checkpointer, TrainingState, find_resume_point, flags_of
 from tests.distributed.ranks import spawn_ranks
 from tests.distributed.resumed_runs import USER_CODE, assert_same, run, six_steps
-from tests.distributed.runs import make_config
+from tests.distributed.runs import BACKENDS, make_config
 from tests.distributed.torchrun import torchrun
 
 SEED = 0
@@ -129,32 +129,36 @@ def test_a_kill_at_any_of_twenty_moments_leaves_a_checkpoint_to_go_on_from(task,
 # A run on two ranks
 
 
-def killed_run(config: Config, after_step: int, seconds: float) -> None:
-    """A run whose rank 1 is killed some time after a checkpoint of this step is there."""
+def killed_run(config: Config, folder: Path, seconds: float) -> None:
+    """A run whose rank 1 is killed some time after a folder of its checkpoints is there."""
     if os.environ["RANK"] == "1":
-        threading.Thread(target=kill_after, args=(config, after_step, seconds), daemon=True).start()
+        threading.Thread(target=kill_after, args=(folder, seconds), daemon=True).start()
     build_trainer(config).fit()
 
 
-def kill_after(config: Config, step: int, seconds: float) -> None:
-    while not (Path(str(config.checkpoint.ckpt_path)) / f"step_{step:08d}").exists():
+def kill_after(folder: Path, seconds: float) -> None:
+    while not folder.exists():
         time.sleep(0.005)
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("steps", [(2,), pytest.param((1, 3, 6), marks=pytest.mark.slow)])
-def test_a_run_on_two_ranks_that_is_killed_ends_as_an_unbroken_one(two_ranks, task, tmp_path, steps):
-    """CKPT-05: at random moments of steps and saves."""
+@pytest.mark.parametrize(("backend", "suffix", "seconds"), [("fsdp", "", 0.3), ("zero3", PARTIAL, SAVE_SECONDS)])
+def test_a_run_on_two_ranks_that_is_killed_ends_as_an_unbroken_one(
+    two_ranks, task, tmp_path, backend, suffix, seconds, steps
+):
+    """CKPT-05: at random moments of steps and saves, or, with ZeRO-3, of saves alone."""
     moments = random.Random(SEED)
     options = {"save_steps": 1, "load_checkpoint": True}
-    train = {"num_episodes": 5}
-    config = six_steps(task, tmp_path / "killed", train=train, checkpoint=options)
+    flags = {"train": {"num_episodes": 5}, "strategy": BACKENDS[backend]}
+    config = six_steps(task, tmp_path / "killed", **flags, checkpoint=options)
     for step in steps:
-        results = spawn_ranks(killed_run, 2, config, step, moments.uniform(0, 0.3))
+        folder = Path(str(config.checkpoint.ckpt_path)) / f"step_{step:08d}{suffix}"
+        results = spawn_ranks(killed_run, 2, config, folder, moments.uniform(0, seconds))
         assert results[1].returncode == -signal.SIGKILL, results[1].stderr
     assert two_ranks.run(run, config) == [0, 0]
-    straight = six_steps(task, tmp_path / "straight", train=train)
+    straight = six_steps(task, tmp_path / "straight", **flags)
     two_ranks.run(run, straight)
     assert_same(config, straight)
 

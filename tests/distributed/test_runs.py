@@ -161,7 +161,8 @@ def test_a_buffer_that_does_not_divide_trains_its_last_minibatch_with_its_own_di
 
 
 def ragged_run(config: Config):
-    from lightrft.trainer.build import assemble, check_inputs
+    from lightrft.trainer import SPMDPPOTrainer
+    from lightrft.trainer.setup import check_inputs
     from lightrft.utils.means import Means
 
     rollout = {"rollout_batch_size": 5, "n_samples_per_prompt": 2}
@@ -172,8 +173,7 @@ def ragged_run(config: Config):
         train=replace(config.train, train_batch_size=4, max_steps=1, max_epochs=1),
     )
     inputs.strategy.config = config
-    inputs.strategy.setup_distributed()
-    trainer = assemble(config, inputs)
+    trainer = SPMDPPOTrainer(config, inputs=inputs)
     trainer.update_engine_weights()
     made = trainer.experience_maker.make_experience_list(trainer.share(trainer.prompts, range(5)), 1, 0.0, Means())
     trainer.replay_buffer.fill(made.experiences, made.plan)
@@ -201,7 +201,7 @@ def test_evaluation_changes_nothing_and_counts_each_prompt_once(two_ranks, task,
         assert len(rewards) == 5 * evaluation.get("eval_n_samples_per_prompt", 1)
         assert with_evaluation[step]["eval/mean"] == pytest.approx(sum(rewards) / len(rewards))
     for step in (1, 2):
-        own = {k: v for k, v in without[step].items() if not k.startswith(("time/", "memory/", "tokens_per"))}
+        own = {k: v for k, v in without[step].items() if not k.startswith(("time/", "sync/", "memory/", "tokens_per"))}
         assert {k: with_evaluation[step][k] for k in own} == own
 
 
@@ -275,6 +275,9 @@ RUN_METRICS = [
     "time/generate",
     "time/train",
     "time/sync",
+    "sync/seconds",
+    "sync/gib_per_second",
+    "sync/verified_weights",
     "time/step",
     "memory/host_peak_gib",
     "tokens_per_second",
@@ -364,8 +367,8 @@ def test_the_saved_model_is_the_trained_one(two_ranks, task, tmp_path):
 
 def whitened(task, save_path):
     from lightrft.rewards.records import RewardOutput
-    from lightrft.trainer.build import assemble, check_inputs
     from lightrft.trainer.fast_exp_maker import scored
+    from lightrft.trainer.setup import assemble, check_inputs
     from lightrft.utils.means import Means
 
     algorithm = {"advantage_estimator": "gae", "advantages_norm": True}
@@ -379,7 +382,7 @@ def whitened(task, save_path):
             replace(scored(tiny_models.sample([3], [4], group=i), RewardOutput(score)), values=torch.zeros(1))
             for i, score in enumerate(scores[rank])
         ]
-        made = maker.with_advantages(samples, 0.0, Means())
+        made = maker.advantages.compute(samples, 0.0, Means())
         results.append([s.advantages.item() for s in made])
     inputs.strategy.close()
     return results

@@ -1,15 +1,13 @@
 """The engine generates from the actor's current weights, all of them, or not at all."""
 
-import math
-
 import pytest
 import torch
 
 from lightrft.models.actor import Actor
 from lightrft.models.collate import collate
-from lightrft.models.loading import load_config, persistent_tensors
+from lightrft.models.loading import load_config
+from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.engine import EngineState, ManagedEngine
-from lightrft.strategy.utils.broadcast_utils import bucket_weights
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams
 from tests import tiny_models
 from tests.distributed.runs import fsdp
@@ -76,10 +74,10 @@ def test_after_each_sync_the_engine_equals_the_actor_to_the_bit(two_ranks, tmp_p
 def sync_without_one_weight(folder, left_out, announced):
     with fsdp(folder) as strategy, torch.no_grad():
         actor = synced(strategy, folder)
-        specs, weights = strategy.weight_specs, strategy.named_weights
+        specs, buckets = strategy.weight_specs, strategy.weight_buckets
+        strategy.weight_buckets = lambda *a: ([pair for pair in b if pair[0] != left_out] for b in list(buckets(*a)))
         if not announced:
             strategy.weight_specs = lambda *a: [spec for spec in specs(*a) if spec.name != left_out]
-        strategy.named_weights = lambda *a: (pair for pair in weights(*a) if pair[0] != left_out)
         with pytest.raises(RuntimeError, match=left_out) as caught:
             strategy.update_engine_weights(actor)
         with pytest.raises(RuntimeError, match="no valid weights"):
@@ -168,9 +166,12 @@ class EchoEngine:
 
     def check_weights(self, specs): ...
     def update_weights(self, bucket): ...
+    def verify_weights(self, bucket): ...
     def finish_weight_update(self, version): ...
     def sleep(self): ...
     def wake_up(self, tags=None): ...
+    def device_bytes(self):
+        return {}
 
 
 def echoed():
@@ -196,12 +197,3 @@ def test_each_rank_gets_its_own_prompts_back_in_order_and_groups_stay_whole(two_
     assert (sum(map(len, first)), sum(map(len, second))) == (12, 20)
     groups = first_groups + second_groups
     assert sorted(groups) == [[(row, j) for j in range(4)] for row in [0, 1, 2, 10, 11, 12, 13, 14]]
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 8, 12, 100])
-def test_buckets_keep_order_and_size(bucket_bytes):
-    weights = [(str(i), torch.zeros(n)) for i, n in enumerate((1, 1, 2, 5, 1))]
-    buckets = list(bucket_weights(weights, bucket_bytes))
-    assert [name for bucket in buckets for name, _ in bucket] == ["0", "1", "2", "3", "4"]
-    for bucket in buckets:
-        assert len(bucket) == 1 or math.fsum(t.nbytes for _, t in bucket) <= bucket_bytes

@@ -152,5 +152,11 @@ def test_the_report_states_accuracy_before_and_after(tmp_path):
 
 
 def test_the_report_of_an_unfinished_run_says_so(tmp_path):
+    """One without a summary, and one that a signal has stopped before the last evaluation."""
     with pytest.raises(ValueError, match=r"has a summary\.json"):
         describe(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 7, "stopped_by_signal": 2}))
+    command = [sys.executable, ROOT / "examples/addition/report.py", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("error: The summary must hold accuracy_before, accuracy_after: ")

@@ -18,7 +18,7 @@ from examples.smollm2.report import describe
 from examples.smollm2.reward import tagged_answer
 from lightrft.config import check_config, parse_config
 from lightrft.datasets.prompts import load_prompts
-from lightrft.trainer.build import load_reward
+from lightrft.trainer.setup import load_reward
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples/smollm2/smollm2.yaml"

@@ -24,8 +24,10 @@ pytestmark = [
         {"strategy": {"adam_offload": True}, "model": {"bf16": True}},
         {"strategy": {"fsdp_cpu_offload": True}},
         {},
+        {"strategy": {"fsdp": False, "zero_stage": 2, "adam_offload": True}, "model": {"bf16": True}},
+        {"strategy": {"fsdp": False, "zero_stage": 3}},
     ],
-    ids=["adam_offload", "cpu_offload", "on_device"],
+    ids=["adam_offload", "cpu_offload", "on_device", "zero2_adam_offload", "zero3"],
 )
 def test_six_steps_equal_three_a_stop_and_three_on_gpus(tmp_path: Path, owners):
     """CKPT-03"""

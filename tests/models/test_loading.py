@@ -11,10 +11,10 @@ from lightrft.models.loading import (
     empty_model,
     load_config,
     materialize,
-    persistent_tensors,
     pretrained_weights,
     stop_token_ids,
 )
+from lightrft.models.weights import persistent_tensors
 from tests import tiny_models
 
 CPU = torch.device("cpu")

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from lightrft.ops.losses import PolicyLoss, ppo_clip_loss, token_mean_scale, value_loss
+from lightrft.ops.aggregation import mean_scale
+from lightrft.ops.losses import PolicyLoss, PolicyLossInputs, ppo_clip, ppo_clip_loss, value_loss
 from lightrft.ops.segments import masked_sum, zero_masked
 
 
@@ -30,6 +31,21 @@ def test_clipping_follows_the_sign_of_the_advantage(advantage, ratio, loss, clip
     result = clip_loss(advantage, ratio)
     assert result.losses.item() == pytest.approx(loss, abs=1e-6)
     assert (result.clipped_low.item(), result.clipped_high.item()) == (clipped_low, clipped_high)
+
+
+def test_the_record_of_inputs_carries_both_clip_ranges():
+    """Ratio 1.5 gains up to 1.28, ratio 0.5 loses down to 0.8."""
+    inputs = PolicyLossInputs(
+        log_probs=torch.tensor([math.log(1.5), math.log(0.5)]),
+        old_log_probs=torch.zeros(2),
+        rollout_log_probs=None,
+        advantages=torch.tensor([1.0, -1.0]),
+        action_mask=torch.ones(2, dtype=torch.bool),
+        lengths=[2],
+        eps_low=0.2,
+        eps_high=0.28,
+    )
+    assert ppo_clip(inputs).losses.tolist() == pytest.approx([-1.28, 0.8])
 
 
 def test_only_unclipped_tokens_have_a_gradient():
@@ -60,7 +76,7 @@ def test_value_loss_at_the_old_value_has_the_whole_gradient():
 
 def test_one_divisor_over_micro_batches_gives_the_token_mean():
     """NUM-05: (4 * 1 + 1 * 3) / (4 + 1) = 1.4, not the mean of means (1 + 3) / 2."""
-    scale = token_mean_scale(5, world_size=1)
+    scale = mean_scale(5, world_size=1)
     micro_batches = [torch.ones(4), torch.tensor([3.0])]
     total = sum(masked_sum(losses, torch.ones_like(losses, dtype=torch.bool)) * scale for losses in micro_batches)
     assert total == pytest.approx(1.4)
@@ -75,7 +91,7 @@ def test_gradients_are_the_same_under_any_split(sizes):
 
     def gradient(sizes: list[int]) -> torch.Tensor:
         weight = torch.ones(3, requires_grad=True)
-        scale = token_mean_scale(int(mask.sum()), world_size=1)
+        scale = mean_scale(int(mask.sum()), world_size=1)
         for rows, kept in zip(inputs.split(sizes), mask.split(sizes), strict=True):
             (masked_sum((rows @ weight).square(), kept) * scale).backward()
         assert weight.grad is not None
@@ -89,7 +105,7 @@ def test_gradients_are_the_same_under_any_split(sizes):
 
 def test_gradients_averaged_over_ranks_are_those_of_the_global_mean():
     """NUM-06: one token with gradient 1 and three with gradient 2: (1 + 3 * 2) / 4 = 1.75."""
-    scale = token_mean_scale(4, world_size=2)
+    scale = mean_scale(4, world_size=2)
     gradients = []
     for slopes in (torch.tensor([1.0]), torch.tensor([2.0, 2.0, 2.0])):
         weight = torch.zeros((), requires_grad=True)
@@ -103,7 +119,7 @@ def test_micro_batch_without_kept_tokens_adds_nothing():
     log_probs = torch.tensor([math.nan, -1.0], requires_grad=True)
     mask = torch.zeros(2, dtype=torch.bool)
     loss = ppo_clip_loss(zero_masked(log_probs, mask), torch.zeros(2), torch.ones(2), 0.2, 0.2)
-    total = masked_sum(loss.losses, mask) * token_mean_scale(0, world_size=2)
+    total = masked_sum(loss.losses, mask) * mean_scale(0, world_size=2)
     total.backward()
     assert total.item() == 0.0
     assert log_probs.grad is not None and log_probs.grad.tolist() == [0.0, 0.0]
@@ -113,4 +129,4 @@ def test_micro_batch_without_kept_tokens_adds_nothing():
 def test_masked_tokens_leave_numerator_and_denominator():
     """NUM-08: 4 kept tokens with loss 1, 6 masked: 4 / 4, not 4 / 10."""
     mask = torch.tensor([True] * 4 + [False] * 6)
-    assert masked_sum(torch.ones(10), mask) * token_mean_scale(int(mask.sum()), world_size=1) == 1.0
+    assert masked_sum(torch.ones(10), mask) * mean_scale(int(mask.sum()), world_size=1) == 1.0

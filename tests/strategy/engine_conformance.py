@@ -87,8 +87,14 @@ def ids_of(outputs: Sequence[Sequence[GenerationOutput]]) -> list[list[list[int]
 
 
 class EngineConformance(ABC):
-    sleep_level: int = 2
+    sleep_level: int | None = 2
     log_prob_tolerance = 1e-4
+    scores_filtered_samples = True
+    """Whether the engine gives log-probs where top_p and top_k filter."""
+
+    def model(self, **changes: object) -> PreTrainedModel:
+        """A small random model that the engine can run."""
+        return tiny_qwen2(**changes)
 
     @abstractmethod
     def build(self, reference: Reference) -> RolloutEngine:
@@ -96,7 +102,7 @@ class EngineConformance(ABC):
 
     @pytest.fixture
     def reference(self, tmp_path: Path) -> Reference:
-        return reference(tiny_qwen2(), tmp_path)
+        return reference(self.model(), tmp_path)
 
     @pytest.fixture
     def engine(self, reference: Reference) -> ManagedEngine:
@@ -118,12 +124,25 @@ class EngineConformance(ABC):
         self, engine: ManagedEngine, reference: Reference, temperature: float
     ) -> None:
         """NUM-01, NUM-02, NUM-03: padding, cache and filters change nothing."""
+        filters = {"top_p": 0.8, "top_k": 20} if self.scores_filtered_samples else {}
         batch = prompts(2, 7)
-        params = replace(SAMPLED, temperature=temperature, top_p=0.8, top_k=20)
+        params = replace(SAMPLED, temperature=temperature, **filters)
         for example, group in zip(batch, engine.generate(batch, params, [[1, 2, 3], [4]]), strict=True):
             for output in group:
                 expected = full_log_probs(reference.model, example.prompt_ids, output.response_ids, temperature)
                 assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=self.log_prob_tolerance)
+
+    @pytest.mark.parametrize("filters", [{"top_p": 0.8}, {"top_k": 3}])
+    def test_filtered_samples_have_log_probs_of_the_whole_vocabulary_or_none(
+        self, engine: ManagedEngine, reference: Reference, filters: dict[str, float]
+    ) -> None:
+        """NUM-02: never those that are normalised over what the filters left."""
+        [[output]] = engine.generate(prompts(5), replace(SAMPLED, **filters), [[1]])
+        if not self.scores_filtered_samples:
+            assert output.log_probs is None
+            return
+        expected = full_log_probs(reference.model, prompts(5)[0].prompt_ids, output.response_ids, 1.0)
+        assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=self.log_prob_tolerance)
 
     def test_greedy_log_probs_are_at_temperature_1(self, engine: ManagedEngine, reference: Reference) -> None:
         [[output]] = engine.generate(prompts(4), GREEDY, [[0]])
@@ -220,7 +239,7 @@ class EngineConformance(ABC):
     @pytest.mark.parametrize("tied", [True, False])
     def test_the_head_follows_the_embedding_only_where_they_are_tied(self, tmp_path: Path, tied: bool) -> None:
         """WGT-02: one tensor is sent for a tied model, two for an untied one."""
-        ref = reference(tiny_qwen2(tie_word_embeddings=tied), tmp_path)
+        ref = reference(self.model(tie_word_embeddings=tied), tmp_path)
         assert ("lm_head.weight" in dict(ref.model.named_parameters())) is not tied
         engine = ManagedEngine(self.build(ref), self.sleep_level)
         load(engine, ref.model)
@@ -255,12 +274,30 @@ class EngineConformance(ABC):
         by_name["model.norm.weights"] = WeightSpec("model.norm.weights", (32,), torch.float32)
         with pytest.raises(ValueError) as error:
             engine.begin_weight_update(list(by_name.values()))
+        shape = tuple(reference.model.get_submodule("model.layers.0.mlp.up_proj").weight.shape)
         for part in (
             "model.norm.weight is missing",
             "model.norm.weights is unknown",
-            "model.layers.0.mlp.up_proj.weight has shape (18, 32) and should have (64, 32)",
+            f"model.layers.0.mlp.up_proj.weight has shape {specs[0].shape} and should have {shape}",
         ):
             assert part in str(error.value)
+
+    def test_a_weight_that_is_not_the_engine_s_bit_by_bit_is_found_by_name(
+        self, engine: ManagedEngine, reference: Reference
+    ) -> None:
+        """WGT-01. One number of one matrix is another; -0 is not 0."""
+        weights = dict(reference.model.named_parameters())
+        assert engine.verify_weights([(name, w.detach()) for name, w in weights.items()]) == []
+        changed = {name: w.detach().clone() for name, w in weights.items()}
+        changed["model.layers.1.self_attn.k_proj.weight"][3, 2] += 1e-3
+        changed["model.layers.0.mlp.up_proj.weight"][0, 0] = 0.0
+        load(engine, reference.model, version=2)
+        engine.update_weights([(name, w) for name, w in changed.items() if "up_proj" in name])
+        changed["model.layers.0.mlp.up_proj.weight"][0, 0] = -0.0
+        assert sorted(engine.verify_weights(list(changed.items()))) == [
+            "model.layers.0.mlp.up_proj.weight",
+            "model.layers.1.self_attn.k_proj.weight",
+        ]
 
     def test_outputs_carry_the_version_of_the_weights_that_drew_them(
         self, engine: ManagedEngine, reference: Reference
@@ -279,8 +316,42 @@ class EngineConformance(ABC):
         before = engine.generate(prompts(8, 3), GREEDY, [[0], [0]])
         engine.sleep()
         load(engine, reference.model)
-        assert engine.state is EngineState.WEIGHTS
+        assert engine.state is (EngineState.AWAKE if self.sleep_level is None else EngineState.WEIGHTS)
         assert engine.generate(prompts(8, 3), GREEDY, [[0], [0]]) == before
+
+    def test_sleep_right_after_a_sync_costs_no_weights(self, engine: ManagedEngine, reference: Reference) -> None:
+        """Only the weights are awake then: level 2 leaves them, level 1 moves them."""
+        before = engine.generate(prompts(8, 3), GREEDY, [[0], [0]])
+        load(engine, reference.model)
+        engine.sleep()
+        assert engine.generate(prompts(8, 3), GREEDY, [[0], [0]]) == before
+
+    def test_every_rollout_and_evaluation_of_a_run_is_from_the_current_weights(
+        self, engine: ManagedEngine, reference: Reference
+    ) -> None:
+        """WGT-03, WGT-04. Evaluate, roll out, train, evaluate, roll out, train, evaluate, with sleep after each use."""
+        batch = prompts(8, 3, 20)
+        model = reference.model
+
+        def generate() -> list[list[list[int]]]:
+            outputs = ids_of(engine.generate(batch, GREEDY, [[0], [0], [0]]))
+            engine.sleep()
+            return outputs
+
+        def fresh() -> list[list[list[int]]]:
+            return [[hf_greedy(model, example.engine_prompt_ids, 12)] for example in batch]
+
+        engine.register_sync(lambda: load(engine, model, version=9))
+        expected = [fresh()]
+        assert generate() == generate() == expected[-1]
+        for version in (2, 3):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += 0.3 * parameter.std() * torch.randn_like(parameter)
+            load(engine, model, version)
+            expected.append(fresh())
+            assert generate() == generate() == expected[-1]
+        assert expected[0] != expected[1] != expected[2]
 
     def test_an_engine_that_dropped_its_weights_does_not_generate(
         self, engine: ManagedEngine, reference: Reference

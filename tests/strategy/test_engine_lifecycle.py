@@ -42,6 +42,10 @@ class EventEngine:
         assert "weights" in self.held
         self.events.append("update")
 
+    def verify_weights(self, bucket: WeightBucket) -> list[str]:
+        self.events.append("verify")
+        return []
+
     def finish_weight_update(self, version: int) -> None:
         self.events.append(f"finish {version}")
         self.has_values = True
@@ -56,6 +60,9 @@ class EventEngine:
         assert tags is not None and not self.held & set(tags), "that is awake already"
         self.events += [f"wake {tag}" for tag in tags]
         self.held |= set(tags)
+
+    def device_bytes(self) -> dict[str, int]:
+        return {"weights": 4 * ("weights" in self.held), "kv_cache": 8 * ("kv_cache" in self.held)}
 
 
 def sync(engine: ManagedEngine, version: int = 1) -> None:
@@ -242,7 +249,7 @@ def test_create_engine_builds_the_torch_engine_without_weights(
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     unknown = config("folder")
     unknown = replace(unknown, rollout=replace(unknown.rollout, engine_type="vlm"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="one of torch: 'vlm'"):
+    with pytest.raises(ValueError, match="one of torch, vllm: 'vlm'"):
         create_engine(unknown, tokenizer(), torch.device("cpu"), None, None)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.optim import AdamW
 from transformers import get_scheduler
 
-from lightrft.strategy.strategy_base import set_scheduler_steps
+from lightrft.strategy.utils.optimization import set_scheduler_steps
 
 
 def optimizer_and_schedule(name="constant_with_warmup", peak=1e-3):

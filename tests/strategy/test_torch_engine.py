@@ -50,6 +50,17 @@ class TestTorchEngine(EngineConformance):
         return torch_engine_of(reference)
 
 
+def test_weights_are_compared_by_their_bits(engine: TorchEngine, qwen2: Reference) -> None:
+    """NaN equals itself, 0 and -0 are not the same, and what the engine would round is rounded first."""
+    norm = torch.full((32,), float("nan"))
+    norm[0] = 0.0
+    name = "model.norm.weight"
+    engine.update_weights([(name, norm)])
+    assert engine.verify_weights([(name, norm), (name, norm.double())]) == []
+    norm[0] = -0.0
+    assert engine.verify_weights([(name, norm), ("model.nowhere", norm)]) == [name, "model.nowhere"]
+
+
 def test_padding_changes_nothing_on_a_model_with_absolute_positions(tmp_path: Path) -> None:
     """NUM-03: a padded prompt of GPT-2 starts at position 0."""
     ref = reference(random_model(gpt2(eos_token_id=None)), tmp_path)
@@ -62,6 +73,21 @@ def test_padding_changes_nothing_on_a_model_with_absolute_positions(tmp_path: Pa
         for output in group:
             expected = full_log_probs(ref.model, example.prompt_ids, output.response_ids, 1.0)
             assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_cold_or_hot_first_token_is_scored_at_the_temperature_of_the_others(
+    engine: TorchEngine, qwen2: Reference
+) -> None:
+    """At 0.001 every sample begins as greedy decoding does; at a million, 64 samples begin in many ways."""
+    example, keys = prompts(3)[0], list(range(64))
+    [cold] = engine.generate([example], replace(SAMPLED, first_token_temperature=1e-3), [keys])
+    [hot] = engine.generate([example], replace(SAMPLED, first_token_temperature=1e6), [keys])
+    first = hf_greedy(qwen2.model, example.prompt_ids, 1)
+    assert {output.response_ids[0] for output in cold} == set(first)
+    assert len({output.response_ids[0] for output in hot}) > len(keys) / 4
+    for output in (cold[0], hot[0]):
+        expected = full_log_probs(qwen2.model, example.prompt_ids, output.response_ids, SAMPLED.temperature)
+        assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=1e-5)
 
 
 def test_generation_raises_no_warning(engine: TorchEngine) -> None:

@@ -1,14 +1,10 @@
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
-from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from lightrft.rewards.functions import resolve_reward
-from lightrft.strategy.strategy import get_strategy
-from lightrft.trainer.fast_exp_maker import FastExperienceMaker, Roles
-from lightrft.trainer.reward_engine import RewardComputationEngine
+from lightrft.trainer.fast_exp_maker import make_sample, without_first_token
 from lightrft.types import GenerationOutput, PromptExample
-from tests.distributed.runs import config
+from tests import tiny_models
 
 
 def merging_tokenizer() -> PreTrainedTokenizerFast:
@@ -18,23 +14,20 @@ def merging_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
 
 
-def maker(tokenizer: PreTrainedTokenizerFast) -> FastExperienceMaker:
-    settings = config()
-    strategy = get_strategy(settings)
-    rewards = RewardComputationEngine(strategy, resolve_reward("exact_match"))
-    return FastExperienceMaker(
-        settings, strategy, Roles(nn.Identity(), None, None), rewards, tokenizer, (3,), "padded", print
-    )
-
-
 def test_a_sample_has_the_ids_that_the_engine_used_and_not_those_of_its_text():
     """DATA-01, DATA-08: prompt a, b and response a, b stay two ids each, though `ab` is encoded as 2."""
     tokenizer = merging_tokenizer()
     assert tokenizer("ab")["input_ids"] == [2]
     prompt = PromptExample(row=0, prompt="ab", prompt_ids=[0, 1], engine_prompt_ids=[0, 1])
     output = GenerationOutput([0, 1, 3], "stop", [-1.0, -2.0, -3.0], weight_version=1)
-    sample = maker(tokenizer).make_sample(0, 0, prompt, output)
+    sample = make_sample(tokenizer, 0, 0, prompt, output)
     assert sample.input_ids.tolist() == [0, 1, 0, 1, 3]
     assert sample.input_ids[sample.response_start :].tolist() == [0, 1, 3]
     assert sample.action_mask.tolist() == [True, True, True]
     assert sample.response == "ab"
+
+
+def test_a_first_token_of_another_distribution_leaves_the_loss_alone():
+    sample = without_first_token(tiny_models.sample([3], [4, 5, 6]))
+    assert sample.action_mask.tolist() == [False, True, True]
+    assert without_first_token(tiny_models.sample([3], [4])).action_mask.tolist() == [False]

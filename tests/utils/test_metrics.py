@@ -3,14 +3,16 @@
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightrft.utils.logging import get_logger, setup_logging
-from lightrft.utils.metrics import MetricsWriter, RunWriter, Writers, jsonable, move_aside, write_json
+from lightrft.utils.metrics import MetricsWriter, RunWriter, Writers, jsonable, move_aside, read_summary, write_json
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -72,6 +74,11 @@ def test_samples_keep_every_script_and_survive_a_lone_surrogate(tmp_path):
     assert [row["response"] for row in read_lines(tmp_path / "samples.jsonl")] == ["三十二", "\ud800"]
 
 
+def test_numbers_of_numpy_are_numbers():
+    numbers = jsonable([np.int64(3), np.float32(0.5), np.float64("nan"), np.float32("inf"), True])
+    assert json.dumps(numbers) == "[3, 0.5, null, null, true]"
+
+
 def test_values_of_unknown_types_are_written_as_text():
     assert jsonable({1: (Path("a"), True, None)}) == {"1": ["a", True, None]}
 
@@ -102,6 +109,15 @@ def test_moving_aside_says_so_and_leaves_other_files_alone(tmp_path, caplog):
         move_aside(tmp_path, ["metrics.jsonl", "summary.json"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl.1", "notes.txt"]
     assert "moved aside with the ending .1: metrics.jsonl" in caplog.text
+
+
+def test_a_summary_is_read_back_where_it_holds_what_is_asked_for(tmp_path):
+    with pytest.raises(ValueError, match=rf"has a summary\.json: {tmp_path} has none"):
+        read_summary(tmp_path, [])
+    write_json(tmp_path / "summary.json", {"steps": 3, "accuracy_before": 0.5})
+    assert read_summary(tmp_path, ["accuracy_before"]) == {"steps": 3, "accuracy_before": 0.5}
+    with pytest.raises(ValueError, match=r"must hold b, c: .*summary\.json holds steps, accuracy_before\. Let"):
+        read_summary(tmp_path, ["b", "steps", "c"])
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path):
@@ -255,6 +271,26 @@ def test_a_resumed_run_goes_on_in_its_files_and_nothing_is_lost(tmp_path):
         (2, 2.0),
         (3, 30.0),
     ]
+
+
+def test_a_resumed_run_goes_on_before_a_line_that_cannot_be_read(tmp_path):
+    """CKPT-05: some file systems leave zeros where a machine went down before the bytes of a line were written."""
+    spoiled = b'\0\0\0\0\n{"step": 2}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + spoiled)
+    RunWriter(tmp_path, resumed_step=2).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'
+    assert (tmp_path / "metrics.jsonl.1").read_bytes() == spoiled
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_once_and_with_the_file(tmp_path):
+    writer = RunWriter(tmp_path)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer._metrics.fileno())
+    os.close(full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/metrics\.jsonl'"):
+        writer.log(1, {"a": 1.0})
+    writer.close()
 
 
 def test_a_run_that_is_resumed_in_another_folder_starts_its_files_there(tmp_path):

@@ -39,6 +39,13 @@ def test_two_episodes_of_five_prompts_pad_one_each_and_say_so(log):
     assert "3 steps per episode, 6 in all" in message and "takes 1 from the next episode's order" in message
 
 
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_rows_that_fill_their_batches_leave_nothing_for_the_rule(tail, log):
+    sampler(num_rows=6, tail=tail)
+    (message,) = log.messages
+    assert message.endswith(f"3 steps per episode, 6 in all; tail_batch={tail}: no row of an episode is left over")
+
+
 def test_padding_comes_from_the_next_episodes_order_without_the_rows_at_hand():
     for seed in range(20):
         batches = list(sampler(seed=seed, tail="pad"))

@@ -1,7 +1,7 @@
 """FSDPV2Strategy: training with PyTorch's fully_shard."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,20 +10,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
-from torch.optim import AdamW, Optimizer
-from transformers import PreTrainedModel, get_scheduler
-from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
+from torch.optim import AdamW
+from transformers import PreTrainedModel
 
 from lightrft.models.critic import ValueHead
-from lightrft.models.loading import Kind, LoadedConfig, empty_model, materialize, persistent_tensors, pretrained_weights
-from lightrft.strategy.strategy_base import (
-    StrategyBase,
-    TrainedRole,
-    hf_model_of,
-    stored_dtype,
-    warmup_steps,
-)
-from lightrft.strategy.utils.devices import moved
+from lightrft.models.loading import Kind, LoadedConfig, empty_model, materialize, pretrained_weights
+from lightrft.models.weights import persistent_tensors
+from lightrft.strategy.strategy_base import RoleTensors, StrategyBase, TrainedRole, stored_dtype
+from lightrft.strategy.utils.gathering import cast_tensors, gather_rows
+from lightrft.strategy.utils.host_buffers import HostBuffers
+from lightrft.strategy.utils.optimization import make_scheduler, parameter_groups
 from lightrft.strategy.utils.sharded_state import (
     load_optimizer_state,
     load_tensors,
@@ -31,7 +27,6 @@ from lightrft.strategy.utils.sharded_state import (
     role_weights,
     save_tensors,
 )
-from lightrft.types import WeightSpec
 
 
 class FSDPV2Strategy(StrategyBase):
@@ -40,6 +35,7 @@ class FSDPV2Strategy(StrategyBase):
     def setup_distributed(self) -> None:
         super().setup_distributed()
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("dp",))
+        self.host_buffers = HostBuffers(self.device)
 
     # Models
 
@@ -50,14 +46,17 @@ class FSDPV2Strategy(StrategyBase):
         build: Callable[[PreTrainedModel], nn.Module],
         trainable: bool,
     ) -> nn.Module:
-        dtype = stored_dtype(self.config, trainable)
+        dtype = stored_dtype(self.config, trainable and loaded.adapter is None)
         hf_model = empty_model(loaded, kind, dtype)
         if trainable and self.config.model.gradient_checkpointing:
             hf_model.gradient_checkpointing_enable({"use_reentrant": False})
         with torch.device("meta"):
             role = build(hf_model)
-        role.requires_grad_(trainable).train(trainable)
-        offloads = trainable and self.config.strategy.fsdp_cpu_offload
+        if not trainable:
+            role.requires_grad_(False)
+        role.train(trainable)
+        # A critic is the role that learns without an LM head.
+        offloads = trainable and self._lives_on_host(kind == "trunk")
         self._shard(role, hf_model, offloads)
         materialize(role, torch.device("cpu") if offloads else self.device, self.device)
         self._load(hf_model, loaded, kind, dtype)
@@ -67,6 +66,11 @@ class FSDPV2Strategy(StrategyBase):
         if not trainable:
             self.offload_model(role)
         return role
+
+    def _lives_on_host(self, is_critic: bool) -> bool:
+        """Whether a role that learns is on the host all the time."""
+        strategy = self.config.strategy
+        return strategy.fsdp_cpu_offload or (strategy.critic_cpu_offload and is_critic)
 
     def _shard(self, role: nn.Module, hf_model: PreTrainedModel, offloads: bool) -> None:
         half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -99,25 +103,13 @@ class FSDPV2Strategy(StrategyBase):
 
     def prepare_optimizer(self, name: str, model: nn.Module, learning_rate: float, num_steps: int) -> TrainedRole:
         options = self.config.optimizer
-        decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-        others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
         optimizer = AdamW(
-            [{"params": decayed, "weight_decay": options.l2}, {"params": others, "weight_decay": 0.0}],
+            parameter_groups(model, options.l2, self.full_shape),
             lr=learning_rate,
             betas=options.adam_betas,
             eps=options.adam_eps,
         )
-        return TrainedRole(name, model, optimizer, self._scheduler(optimizer, num_steps))
-
-    def _scheduler(self, optimizer: Optimizer, num_steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-        options = self.config.optimizer
-        warmup = warmup_steps(options, num_steps)
-        if options.lr_scheduler == "cosine":
-            return get_cosine_with_min_lr_schedule_with_warmup(
-                optimizer, warmup, num_steps, min_lr_rate=options.min_lr_ratio
-            )
-        name = {"constant": "constant_with_warmup", "linear": "linear"}[options.lr_scheduler]
-        return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=num_steps)
+        return TrainedRole(name, model, optimizer, make_scheduler(optimizer, options, num_steps))
 
     # Optimisation
 
@@ -126,7 +118,16 @@ class FSDPV2Strategy(StrategyBase):
         with self.waiting(f"{role.name} backward"):
             loss.backward()
 
+    def apply_gradients(self, role: TrainedRole, loss_is_finite: bool) -> float:
+        norm = self.clip_grad_norm(role, loss_is_finite)
+        if math.isfinite(norm):
+            role.optimizer.step()
+            role.scheduler.step()
+        role.optimizer.zero_grad(set_to_none=True)
+        return norm
+
     def clip_grad_norm(self, role: TrainedRole, loss_is_finite: bool) -> float:
+        """Clips to the global norm and returns it, equal on all ranks; NaN if a loss was not finite anywhere."""
         grads = [p.grad.to_local() for p in role.model.parameters() if isinstance(p.grad, DTensor)]
         local = float(get_total_norm(grads)) if grads else 0.0
         square = local**2 if loss_is_finite else float("nan")
@@ -139,22 +140,24 @@ class FSDPV2Strategy(StrategyBase):
 
     # Weights
 
-    def weight_specs(self, model: nn.Module, dtype: torch.dtype) -> list[WeightSpec]:
-        return [WeightSpec(name, tuple(p.shape), _sent_dtype(p, dtype)) for name, p in _actor_tensors(model)]
-
-    def named_weights(self, model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in _actor_tensors(model):
-            yield name, self._full(tensor.detach(), _sent_dtype(tensor, dtype))
-
-    def _full(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        if not isinstance(tensor, DTensor):
-            return tensor.to(self.device, dtype)
-        # The shard is cast before the gather: half the bytes travel.
-        shard = tensor.to_local().to(self.device, dtype)
-        whole = DTensor.from_local(
-            shard, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    def full_tensors(self, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+        # With gradients, the local tensor of a DTensor would cost as much as the copy of a small weight.
+        with torch.no_grad():
+            whole = [_local(tensor) for tensor in tensors]
+        is_sharded = [isinstance(tensor, DTensor) for tensor in tensors]
+        sharded = [i for i, cut in enumerate(is_sharded) if cut]
+        plain = [i for i, cut in enumerate(is_sharded) if not cut]
+        gathered = gather_rows(
+            [whole[i] for i in sharded],
+            [tensors[i].shape for i in sharded],
+            [dtypes[i] for i in sharded],
+            self.device,
+            self.collectives,
         )
-        return self.collectives.full_tensor(whole)
+        cast = cast_tensors([whole[i] for i in plain], [dtypes[i] for i in plain], self.device)
+        for i, tensor in zip(sharded + plain, gathered + cast, strict=True):
+            whole[i] = tensor
+        return whole
 
     # Checkpoints
 
@@ -176,30 +179,41 @@ class FSDPV2Strategy(StrategyBase):
     # Memory
 
     def offload_model(self, model: nn.Module) -> None:
-        model.to("cpu")
+        self.host_buffers.model_to_host(model)
 
     def reload_model(self, model: nn.Module) -> None:
-        model.to(self.device)
+        self.host_buffers.model_to_device(model)
 
-    def on_device(self, model: nn.Module) -> AbstractContextManager[None]:
-        return moved(lambda: self.reload_model(model), lambda: self.offload_model(model))
+    def offload_optimizer(self, role: TrainedRole) -> None:
+        for parameter, state in role.optimizer.state.items():
+            for name, value in _moments(state):
+                state[name] = self.host_buffers.to_host((parameter, name), value)
+        self.host_buffers.wait()
 
-    def load_optimizer(self, optimizer: Optimizer) -> None:
-        _move_state(optimizer, self.device)
+    def load_optimizer(self, role: TrainedRole) -> None:
+        if self._lives_on_host(role.name == "critic"):
+            return
+        for state in role.optimizer.state.values():
+            state |= {name: self.host_buffers.to_device(value) for name, value in _moments(state)}
+        self.host_buffers.wait()
 
-    def offload_optimizer(self, optimizer: Optimizer) -> None:
-        _move_state(optimizer, torch.device("cpu"))
+    def memory_notes(self) -> list[str]:
+        strategy = self.config.strategy
+        flags = {"adam_offload": strategy.adam_offload, "offload_actor": strategy.offload_actor}
+        asked = [f"--{name}" for name, given in (flags | {"offload_critic": strategy.offload_critic}).items() if given]
+        if not asked or self.device.type == "cuda":
+            return []
+        return [f"this rank has no GPU: the host holds everything already, and {', '.join(asked)} move nothing"]
 
-    def optimizer_on_device(self, *roles: TrainedRole | None) -> AbstractContextManager[None]:
-        if not self.config.strategy.adam_offload:
-            return nullcontext()
-        optimizers = [role.optimizer for role in roles if role is not None]
+    @torch.no_grad()
+    def model_tensors(self, model: nn.Module) -> list[Tensor]:
+        return [_local(tensor) for tensor in (*model.parameters(), *model.buffers())]
 
-        def each(move: Callable[[Optimizer], None]) -> None:
-            for optimizer in optimizers:
-                move(optimizer)
-
-        return moved(lambda: each(self.load_optimizer), lambda: each(self.offload_optimizer))
+    @torch.no_grad()
+    def role_tensors(self, role: TrainedRole) -> RoleTensors:
+        gradients = [_local(p.grad) for p in role.model.parameters() if p.grad is not None]
+        moments = [_local(value) for state in role.optimizer.state.values() for _, value in _moments(state)]
+        return RoleTensors(self.model_tensors(role.model), gradients, moments)
 
 
 def decoder_layers(hf_model: PreTrainedModel) -> list[nn.Module]:
@@ -208,12 +222,8 @@ def decoder_layers(hf_model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in hf_model.modules() if type(module).__name__ in names]
 
 
-def _actor_tensors(actor: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return persistent_tensors(hf_model_of(actor))
-
-
-def _sent_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    return dtype if tensor.is_floating_point() else tensor.dtype
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _copy_shard(full: Tensor, target: Tensor) -> None:
@@ -224,8 +234,6 @@ def _copy_shard(full: Tensor, target: Tensor) -> None:
         target.copy_(full)
 
 
-def _move_state(optimizer: Optimizer, device: torch.device) -> None:
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.ndim > 0:
-                state[name] = value.to(device)
+def _moments(state: Mapping[str, object]) -> list[tuple[str, Tensor]]:
+    """A parameter's entries that are as large as itself: the count of steps stays where the optimizer put it."""
+    return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.ndim > 0]

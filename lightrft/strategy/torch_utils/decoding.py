@@ -64,7 +64,8 @@ def decode(
     drafts = [[Draft() for _ in keys] for keys in seeds]
     rows, logits = _Rows.prefill(model, prompts, params, seeds, drafts)
     for step in range(params.max_new_tokens):
-        ids, log_probs = _draw(logits, rows.uniforms[:, step], params)
+        hot = params.first_token_temperature if step == 0 else None
+        ids, log_probs = _draw(logits, rows.uniforms[:, step], params, params.temperature if hot is None else hot)
         rows.append(ids, log_probs, is_stopped)
         num_finished = sum(draft.is_finished for draft in rows.drafts)
         if num_finished == len(rows.drafts) or step + 1 == params.max_new_tokens:
@@ -185,11 +186,11 @@ def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def _draw(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Next ids `(B,)` and their log-probs `(B,)`."""
+def _draw(logits: Tensor, uniforms: Tensor, params: SamplingParams, temperature: float) -> tuple[Tensor, Tensor]:
+    """Next ids `(B,)`, drawn at a temperature, and their log-probs `(B,)` at that of `params`."""
     rows = max(1, _LOGITS_PER_DRAW // logits.shape[-1])
     ids, log_probs = [], []
     for part, numbers in zip(logits.split(rows), uniforms.split(rows), strict=True):
-        ids.append(sample_tokens(part, numbers, params.temperature, params.top_p, params.top_k))
+        ids.append(sample_tokens(part, numbers, temperature, params.top_p, params.top_k))
         log_probs.append(token_log_probs(part, ids[-1], params.temperature))
     return torch.cat(ids), torch.cat(log_probs)

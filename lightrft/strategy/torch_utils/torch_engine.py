@@ -9,12 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from lightrft.models.loading import empty_model, load_config, materialize, persistent_tensors
+from lightrft.models.loading import empty_model, load_config, materialize
+from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.torch_utils.decoding import Draft, StopCondition, decode, next_token_logits
 from lightrft.strategy.torch_utils.host_memory import host_free_bytes
 from lightrft.strategy.torch_utils.kv_cache import cache_bytes
 from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.devices import storage_bytes
 from lightrft.strategy.utils.distributed_util import local_share
+from lightrft.strategy.utils.weight_round import WeightRound
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
 
 
@@ -51,19 +54,18 @@ class TorchEngine:
         self.model.tie_weights()
         self.model.eval().requires_grad_(False)
         self._weights: dict[str, Tensor] = dict(persistent_tensors(self.model))
-        self._not_updated = set(self._weights)
+        self._round = WeightRound({name: tuple(weight.shape) for name, weight in self._weights.items()})
         self._has_values = False
         self._is_asleep = False
         self._version = -1
         self._cache_bytes_per_token: int | None = None
+        self._cache_bytes = 0
 
     # Weights
 
     def check_weights(self, specs: Sequence[WeightSpec]) -> None:
         self._has_values = False
-        self._not_updated = set(self._weights)
-        if faults := _spec_faults(specs, self._weights):
-            raise ValueError(f"the weights sent must be the engine's, one to one: {'; '.join(faults)}.")
+        self._round.open(specs)
 
     @torch.no_grad()
     def update_weights(self, bucket: WeightBucket) -> None:
@@ -71,18 +73,21 @@ class TorchEngine:
         if self._is_asleep:
             raise RuntimeError("weights cannot be updated while they sleep: call wake_up(['weights']) first.")
         self._has_values = False
+        self._round.check(bucket)
         for name, tensor in bucket:
-            target = self._weights.get(name)
-            if target is None or target.shape != tensor.shape:
-                shape = "no such weight" if target is None else f"the shape {tuple(target.shape)}"
-                raise ValueError(f"weight {name} was sent with shape {tuple(tensor.shape)}; the engine has {shape}.")
-            target.copy_(tensor)
-            self._not_updated.discard(name)
+            self._weights[name].copy_(tensor)
+        self._round.note(bucket)
+
+    def verify_weights(self, bucket: WeightBucket) -> list[str]:
+        return [name for name, tensor in bucket if self._would_change(name, tensor)]
+
+    def _would_change(self, name: str, tensor: Tensor) -> bool:
+        """Whether loading the weight, which is a copy, would change a bit, or reach nothing."""
+        held = self._weights.get(name)
+        return held is None or not torch.equal(_bits(held.detach()), _bits(tensor.to(held.device, held.dtype)))
 
     def finish_weight_update(self, version: int) -> None:
-        if self._not_updated:
-            raise RuntimeError(f"weights of the engine got no update: {', '.join(sorted(self._not_updated))}.")
-        self._not_updated = set(self._weights)
+        self._round.close()
         self._has_values = True
         self._version = version
 
@@ -93,6 +98,7 @@ class TorchEngine:
             parameter.untyped_storage().resize_(0)
         self._is_asleep = True
         self._has_values = False
+        self._cache_bytes = 0
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         if not self._is_asleep or (tags is not None and "weights" not in tags):
@@ -100,6 +106,10 @@ class TorchEngine:
         for parameter in self.model.parameters():
             parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
         self._is_asleep = False
+
+    def device_bytes(self) -> dict[str, int]:
+        """The cache is that of the last `generate`, at its largest, until the engine sleeps."""
+        return {"weights": storage_bytes(self._weights.values(), self.device), "kv_cache": self._cache_bytes}
 
     # Generation
 
@@ -129,8 +139,11 @@ class TorchEngine:
             raise NotImplementedError("the torch engine generates from text only")
         is_stopped = StopCondition(params, self.tokenizer)
         outputs: list[list[GenerationOutput]] = [[] for _ in prompts]
+        self._cache_bytes = 0
         for chunk in self._chunks(prompts, params, seeds):
             ids = [prompts[i].engine_prompt_ids for i in chunk]
+            num_tokens = sum(len(seeds[i]) for i in chunk) * (max(map(len, ids)) + params.max_new_tokens)
+            self._cache_bytes = max(self._cache_bytes, num_tokens * self._row_bytes()[0])
             drafts = decode(self.model, ids, params, [seeds[i] for i in chunk], is_stopped)
             for i, group in zip(chunk, drafts, strict=True):
                 outputs[i] = [self._output(draft, prompts[i]) for draft in group]
@@ -198,16 +211,10 @@ def free_bytes(device: torch.device) -> int:
     return host_free_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _spec_faults(specs: Sequence[WeightSpec], weights: dict[str, Tensor]) -> list[str]:
-    """What is wrong with the announced weights, in words."""
-    sent = {spec.name: spec.shape for spec in specs}
-    faults = [f"{name} is missing" for name in weights if name not in sent]
-    faults += [f"{name} is unknown" for name in sent if name not in weights]
-    faults += [
-        f"{name} has shape {tuple(shape)} and should have {tuple(weights[name].shape)}"
-        for name, shape in sent.items()
-        if name in weights and tuple(shape) != tuple(weights[name].shape)
-    ]
-    if len(sent) < len(specs):
-        faults.append("a name comes twice")
-    return faults
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Those of so many bytes."""
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Its elements as integers: as numbers NaN would differ from itself, and 0 equal -0."""
+    return tensor.view(_INTEGERS[tensor.itemsize])

@@ -3,13 +3,16 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from lightrft.models.lora import adapter_config, write_adapter
 
 MODEL_CARD = "README.md"
 
@@ -37,11 +40,32 @@ def export_hf(
         files: What else belongs to the folder.
         folder: Is replaced if it is there.
     """
+    with _replaced(folder) as partial:
+        model.save_pretrained(partial, state_dict={name: tensor.contiguous() for name, tensor in weights})
+        _set_dtype(partial / "config.json", dtype)
+        write_hf_files(files, partial)
+
+
+def export_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], files: HFFiles, folder: Path) -> None:
+    """Writes a model's adapter as a peft folder, under a temporary name, then renames.
+
+    Args:
+        model: Gives the adapter's settings; its own weights are not read.
+        weights: Full tensors of the adapter by their names in the model.
+        files: What else belongs to the folder.
+        folder: Is replaced if it is there.
+    """
+    with _replaced(folder) as partial:
+        write_adapter(adapter_config(model), weights, partial)
+        write_hf_files(files, partial)
+
+
+@contextmanager
+def _replaced(folder: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `folder` once that has gone well."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial, state_dict={name: tensor.contiguous() for name, tensor in weights})
-    _set_dtype(partial / "config.json", dtype)
-    write_hf_files(files, partial)
+    yield partial
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(partial, folder)

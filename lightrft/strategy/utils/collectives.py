@@ -5,12 +5,11 @@ import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from lightrft.strategy.utils.distributed_util import format_ranks
 from lightrft.strategy.utils.trace import CollectiveTrace, OpenSite
@@ -18,6 +17,9 @@ from lightrft.strategy.utils.trace import CollectiveTrace, OpenSite
 ReduceOp: TypeAlias = Literal["sum", "max", "min"]
 Group: TypeAlias = dist.ProcessGroup | None
 
+# PyTorch 2.13 renames it, and warns of the old name.
+_TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_all_gather_single = dist.all_gather_single if _TORCH_VERSION >= (2, 13) else dist.all_gather_into_tensor
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -57,6 +59,12 @@ class Collectives:
 
     def _reduce_values(self, values: Sequence[float], op: ReduceOp, group: Group) -> list[float]:
         return self.all_reduce(torch.tensor(values, dtype=torch.float64), op, group).tolist()
+
+    def all_gather_rows(self, rows: Tensor, group: Group = None) -> Tensor:
+        """`rows` itself, `(ranks, n)`, of which each rank has filled its own; on a CUDA device it is asynchronous."""
+        with self.site("all_gather"):
+            _all_gather_single(rows.view(-1), rows[dist.get_rank(group)], group=group)
+        return rows
 
     def broadcast(self, tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
         """`tensor` itself, filled in place from global rank `src`."""
@@ -104,24 +112,21 @@ class Collectives:
             dist.all_to_all_single(received, sent, incoming_sizes, sizes)
         return [pickle.loads(part.numpy().data) for part in received.split(incoming_sizes)]
 
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        """The whole tensor on this rank's device, from a shard wherever it lives, or from a plain tensor."""
-        if not isinstance(tensor, DTensor):
-            return tensor.to(self.device)
-        with self.site("full_tensor"):
-            return cast(DTensor, tensor.to(self.device)).full_tensor()
-
     def agree(self, error: BaseException | None, phase: str) -> None:
         """End of a phase: every rank calls it, with what went wrong on it.
 
         Raises:
             PhaseError: on every rank, if any rank has an error; a failing rank's own error is its cause.
         """
+        failed = torch.tensor(error is not None, dtype=torch.int32)
+        with self.site(phase):
+            dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+        if not failed:
+            return
         text = None if error is None else "".join(traceback.format_exception(error))
         texts = self._gather(phase, text)
         failures = {rank: text for rank, text in enumerate(texts) if text is not None}
-        if failures:
-            raise PhaseError(_describe_failures(phase, failures, self.world_size)) from error
+        raise PhaseError(_describe_failures(phase, failures, self.world_size)) from error
 
     def collect(self, phase: str) -> "Collect":
         """Context of a phase whose body may fail on one rank alone: collect, agree, raise.

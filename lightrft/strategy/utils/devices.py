@@ -2,10 +2,11 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def check_devices() -> None:
@@ -36,6 +37,12 @@ def empty_cache(device: torch.device) -> None:
     """Gives unused cached memory back; live tensors stay."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Bytes that these tensors keep alive on the device; a storage that several share counts once, and whole."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == device.type]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @contextmanager

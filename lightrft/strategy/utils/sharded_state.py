@@ -15,13 +15,13 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
-from lightrft.models.loading import persistent_tensors
+from lightrft.models.lora import learned_tensors
 from lightrft.strategy.utils.collectives import PhaseError
 
 
 def role_weights(name: str, model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers by their names in a checkpoint."""
-    return {f"{name}/weights/{key}": tensor.detach() for key, tensor in persistent_tensors(model)}
+    """Parameters and saved buffers, or an adapter alone, by their names in a checkpoint."""
+    return {f"{name}/weights/{key}": tensor.detach() for key, tensor in learned_tensors(model).items()}
 
 
 def optimizer_state(name: str, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

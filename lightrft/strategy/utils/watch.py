@@ -21,6 +21,8 @@ from lightrft.strategy.utils.trace import CollectiveTrace
 logger = logging.getLogger(__name__)
 
 DESYNC_EXIT_CODE = 70
+GROUP_TIMEOUT_GRACE_SECONDS = 30.0
+"""Process groups wait this much longer than the watch, which can say who is missing."""
 _STDERR = 2
 
 

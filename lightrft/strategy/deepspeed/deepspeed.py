@@ -1,0 +1,257 @@
+"""DeepspeedStrategy: training with DeepSpeed's ZeRO."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+
+from lightrft.config import Config
+from lightrft.models.loading import Kind, LoadedConfig, empty_model, pretrained_weights
+from lightrft.models.weights import persistent_tensors
+from lightrft.strategy.deepspeed import library
+from lightrft.strategy.deepspeed.fragments import flats_of
+from lightrft.strategy.deepspeed.moves import Moves
+from lightrft.strategy.deepspeed.settings import frozen_settings, trained_settings, zero_stage
+from lightrft.strategy.deepspeed.zero_state import ZeroState
+from lightrft.strategy.strategy_base import RoleTensors, StrategyBase, TrainedRole, stored_dtype
+from lightrft.strategy.utils.host_buffers import HostBuffers
+from lightrft.strategy.utils.optimization import make_scheduler, parameter_groups
+from lightrft.strategy.utils.sharded_state import save_tensors
+
+
+class DeepspeedStrategy(StrategyBase):
+    """ZeRO stage 1, 2 or 3. The model of a trained role is its engine, whose forward prepares the backward pass."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.stage = zero_stage(config)
+        self._engines: list[Any] = []
+        self._moves: dict[nn.Module, Moves] = {}
+
+    # Process groups
+
+    def setup_distributed(self) -> None:
+        super().setup_distributed()
+        library.start(self.device, self.group_timeout)
+        self.host_mesh: DeviceMesh = init_device_mesh("cpu", (self.world_size,), mesh_dim_names=("dp",))
+        self.host_buffers = HostBuffers(self.device)
+
+    def close(self) -> None:
+        # DeepSpeed's buffers and hooks would keep the models alive.
+        for engine in self._engines:
+            engine.destroy()
+        super().close()
+
+    def _end_process_group(self) -> None:
+        library.end()
+
+    # Models
+
+    def prepare_model(
+        self,
+        loaded: LoadedConfig,
+        kind: Kind,
+        build: Callable[[PreTrainedModel], nn.Module],
+        trainable: bool,
+    ) -> nn.Module:
+        # A trained role computes with these weights, and its optimizer makes fp32 masters of them.
+        dtype = stored_dtype(self.config, trainable=False)
+        hf_model = empty_model(loaded, kind, dtype)
+        if trainable and self.config.model.gradient_checkpointing:
+            hf_model.gradient_checkpointing_enable({"use_reentrant": False})
+        with torch.device("meta"):
+            role = build(hf_model)
+        if not trainable:
+            role.requires_grad_(False)
+        role.train(trainable)
+        self._load(role, hf_model, loaded, kind, dtype, on_host=not trainable)
+        if trainable:
+            return role
+        if self.stage == 3:
+            return self._initialize(role, frozen_settings(self.config, role, self.device.type))
+        self.offload_model(role)
+        return role
+
+    def _load(
+        self,
+        role: nn.Module,
+        hf_model: PreTrainedModel,
+        loaded: LoadedConfig,
+        kind: Kind,
+        dtype: torch.dtype,
+        on_host: bool,
+    ) -> None:
+        """Rank 0 reads the weights and sends them one by one; under ZeRO-3 each is cut up before the next one comes."""
+        weights: dict[str, Tensor] = {}
+        names = {tensor: name for name, tensor in persistent_tensors(hf_model)}
+        with self.collectives.collect(f"loading {loaded.pretrain}"):
+            if self.is_rank_0:
+                weights = pretrained_weights(loaded, kind, dtype)
+                if absent := [name for name in names.values() if name not in weights]:
+                    raise ValueError(f"{loaded.pretrain} lacks {', '.join(absent[:5])}")
+
+        def sent(target: Tensor, dtype: torch.dtype) -> Tensor:
+            """What the model is without a weight of its own, a value head, starts at 0."""
+            full = torch.zeros(target.shape, dtype=dtype, device=self.device)
+            if target in names:
+                if self.is_rank_0:
+                    full.copy_(weights.pop(names[target]).detach())
+                self.collectives.broadcast(full)
+            return full
+
+        # A tied weight is one parameter in two modules, and stays one.
+        made: dict[Tensor, nn.Parameter] = {}
+        for module in role.modules():
+            for name, target in list(module.named_parameters(recurse=False)):
+                if target not in made:
+                    made[target] = nn.Parameter(sent(target, dtype), requires_grad=target.requires_grad)
+                    if self.stage == 3:
+                        library.cut_up(made[target], on_host, pinned=self.device.type == "cuda")
+                setattr(module, name, made[target])
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, sent(buffer, buffer.dtype) if buffer in names else buffer.to(self.device))
+
+    def _initialize(self, role: nn.Module, settings: dict[str, Any], optimizer: AdamW | None = None) -> nn.Module:
+        self._engines.append(library.initialize(role, settings, optimizer, self.group_timeout))
+        return self._engines[-1]
+
+    def prepare_optimizer(self, name: str, model: nn.Module, learning_rate: float, num_steps: int) -> TrainedRole:
+        options = self.config.optimizer
+        optimizer = AdamW(
+            parameter_groups(model, options.l2, self.full_shape),
+            lr=learning_rate,
+            betas=options.adam_betas,
+            eps=options.adam_eps,
+        )
+        engine = self._initialize(model, trained_settings(self.config, model, self.device.type), optimizer)
+        self._moves[engine] = Moves(engine, optimizer, self.device)
+        return TrainedRole(name, engine, optimizer, make_scheduler(optimizer, options, num_steps))
+
+    # Optimisation
+
+    def backward(self, loss: Tensor, role: TrainedRole, is_last: bool) -> None:
+        engine = library.engine_of(role.model)
+        # DeepSpeed looks at gradients alone. Times 1 changes no bit; times NaN, no gradient is finite either.
+        loss = loss * torch.where(torch.isfinite(loss.detach()), 1.0, torch.nan)
+        engine.set_gradient_accumulation_boundary(is_last)
+        with self.waiting(f"{role.name} backward"):
+            engine.backward(loss, scale_wrt_gas=False)
+
+    def apply_gradients(self, role: TrainedRole, loss_is_finite: bool) -> float:
+        engine = library.engine_of(role.model)
+        with self.waiting(f"{role.name} step"):
+            engine.step()
+        if engine.was_step_applied():
+            role.scheduler.step()
+        return float(engine.get_global_grad_norm())
+
+    # Weights
+
+    def full_tensors(self, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+        # Out of the context only copies are whole.
+        with self.collectives.site("gathering weights"), library.gathered(tensors):
+            return [
+                tensor.detach().to(self.device, dtype, copy=library.is_cut_up(tensor))
+                for tensor, dtype in zip(tensors, dtypes, strict=True)
+            ]
+
+    def full_shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.ds_shape if library.is_cut_up(tensor) else tensor.shape)
+
+    # Checkpoints
+
+    def save_roles(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
+        tensors: dict[str, Tensor] = {}
+        for role in roles:
+            tensors |= self._state_of(role).tensors()
+        with self.collectives.site("writing a checkpoint"):
+            save_tensors(folder, tensors)
+
+    def load_roles(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
+        for role in roles:
+            with self.collectives.site("reading a checkpoint"):
+                self._state_of(role).load(folder)
+
+    def _state_of(self, role: TrainedRole) -> ZeroState:
+        return ZeroState(role.name, library.engine_of(role.model), role.optimizer, self.collectives, self.host_mesh)
+
+    # Memory
+
+    def offload_model(self, model: nn.Module) -> None:
+        if model in self._moves:
+            if self._moves_trained:
+                self._moves[model].offload_weights()
+        elif self.stage < 3:
+            self.host_buffers.model_to_host(model)
+
+    def reload_model(self, model: nn.Module) -> None:
+        if model in self._moves:
+            if self._moves_trained:
+                self._moves[model].reload_weights()
+        elif self.stage < 3:
+            self.host_buffers.model_to_device(model)
+
+    def offload_optimizer(self, role: TrainedRole) -> None:
+        if self._moves_trained and not self.config.strategy.adam_offload:
+            self._moves[role.model].offload_optimizer()
+
+    def load_optimizer(self, role: TrainedRole) -> None:
+        if self._moves_trained and not self.config.strategy.adam_offload:
+            self._moves[role.model].reload_optimizer()
+
+    @property
+    def _moves_trained(self) -> bool:
+        return self.device.type == "cuda" and not self._has_bf16_optimizer
+
+    @property
+    def _has_bf16_optimizer(self) -> bool:
+        """Whether DeepSpeed trains with an optimizer that it cannot offload."""
+        return self.stage == 1 and self.config.model.bf16 and not self.config.strategy.adam_offload
+
+    def memory_notes(self) -> list[str]:
+        strategy = self.config.strategy
+        moves = {"offload_actor": strategy.offload_actor, "offload_critic": strategy.offload_critic}
+        asked = [f"--{name}" for name, given in moves.items() if given]
+        if self.device.type != "cuda":
+            asked += ["--adam_offload"] if strategy.adam_offload else []
+            return [f"this rank has no GPU, so nothing moves: {', '.join(asked)}"] if asked else []
+        notes = []
+        if asked and self._has_bf16_optimizer:
+            notes.append(f"DeepSpeed cannot move what ZeRO-1 trains in bf16, so nothing moves: {', '.join(asked)}")
+        if strategy.adam_offload:
+            notes.append("DeepSpeed keeps fp32 weights and Adam's state on the host and steps there (--adam_offload)")
+        if self.stage == 3 and self.config.algorithm.init_kl_coef > 0:
+            notes.append("ZeRO-3 keeps the reference on the host, and brings it to the device a layer at a time")
+        return notes
+
+    @torch.no_grad()
+    def model_tensors(self, model: nn.Module) -> list[Tensor]:
+        return [self._own(tensor) for tensor in (*model.parameters(), *model.buffers())]
+
+    @torch.no_grad()
+    def role_tensors(self, role: TrainedRole) -> RoleTensors:
+        engine = library.engine_of(role.model)
+        flats = flats_of(engine, role.optimizer)
+        moments = [value for state in role.optimizer.state.values() for value in state.values()]
+        return RoleTensors(
+            self.model_tensors(engine.module),
+            [*self._gradients(engine), *(flat.grad for flat in flats if flat.grad is not None)],
+            [*flats, *moments],
+        )
+
+    def _own(self, tensor: Any) -> Tensor:
+        """What this rank has of a weight."""
+        return tensor.ds_tensor if library.is_cut_up(tensor) else tensor
+
+    def _gradients(self, engine: Any) -> list[Tensor]:
+        """Averaged over ranks. ZeRO-3, and DeepSpeed's optimizer for bf16, keep memory for them all the time."""
+        if self.stage == 3:
+            return [engine.optimizer.grad_partitions_flat_buffer]
+        if self._has_bf16_optimizer:
+            return list(engine.optimizer.fp32_groups_gradients_flat)
+        return [gradient for group in engine.optimizer.averaged_gradients.values() for gradient in group or ()]

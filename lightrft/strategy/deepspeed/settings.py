@@ -1,0 +1,55 @@
+"""Settings: what DeepSpeed is told of a role."""
+
+from typing import Any
+
+from torch import nn
+
+from lightrft.config import Config
+
+REDUCE_BUCKET = 50_000_000
+"""Gradients that are reduced together, in numbers. Memory for them is taken once for each role and kept: DeepSpeed's
+own ten times as many cost 2 GB of a device that an engine shares. A larger weight's gradient is reduced alone."""
+
+
+def zero_stage(config: Config) -> int:
+    return config.strategy.zero_stage or 2
+
+
+def trained_settings(config: Config, role: nn.Module, device_type: str) -> dict[str, Any]:
+    """Of a role that learns: fp32 master weights and moments, fp32 sums of gradients."""
+    zero: dict[str, Any] = {"stage": zero_stage(config)}
+    if config.strategy.adam_offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device_type == "cuda"}
+    settings = _settings(config, zero, role)
+    settings["gradient_clipping"] = config.optimizer.max_norm
+    settings["communication_data_type"] = "fp32"
+    settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    # PyTorch's AdamW, which FSDP2 uses too, needs no compiler.
+    settings["zero_force_ds_cpu_optimizer"] = False
+    return settings
+
+
+def frozen_settings(config: Config, role: nn.Module, device_type: str) -> dict[str, Any]:
+    """Of a frozen role under ZeRO-3: its shards are on the host, and each layer comes to the device to compute."""
+    zero = {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": device_type == "cuda"}}
+    return _settings(config, zero, role)
+
+
+def _settings(config: Config, zero: dict[str, Any], role: nn.Module) -> dict[str, Any]:
+    zero["reduce_bucket_size"] = REDUCE_BUCKET
+    if zero["stage"] == 3:
+        # What is no matrix is smaller than a message is worth.
+        small = [weight.ds_numel for weight in _weights(role) if len(weight.ds_shape) < 2]
+        zero["stage3_param_persistence_threshold"] = max(small, default=0)
+        zero["memory_efficient_linear"] = False
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": config.model.bf16},
+        "zero_optimization": zero,
+    }
+
+
+def _weights(role: nn.Module) -> list[Any]:
+    """With what DeepSpeed has noted at them."""
+    return list(role.parameters())

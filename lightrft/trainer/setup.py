@@ -1,0 +1,419 @@
+"""Setup of a run: what a configuration asks for, checked, and the parts that are made of it."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lightrft.config import Config, DataConfig, check_config, dump_yaml
+from lightrft.config.functions import function_spec, module_errors
+from lightrft.config.sources import source_shares
+from lightrft.datasets.prompts import PromptDataset, load_prompts, make_prompts
+from lightrft.datasets.sources import Source
+from lightrft.datasets.texts import load_texts
+from lightrft.models.actor import Actor
+from lightrft.models.critic import Critic
+from lightrft.models.loading import (
+    LoadedConfig,
+    check_context,
+    check_tensor_parallel,
+    empty_model,
+    load_config,
+    load_tokenizer,
+    stop_token_ids,
+    with_adapter,
+)
+from lightrft.models.lora import AdapterReference
+from lightrft.rewards.functions import RewardFunction, resolve_reward
+from lightrft.strategy.engine import check_engine
+from lightrft.strategy.strategy import get_strategy
+from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
+from lightrft.strategy.utils.checkpoint_folder import checkpoints
+from lightrft.strategy.utils.devices import check_devices
+from lightrft.strategy.utils.distributed_util import format_ranks
+from lightrft.strategy.utils.sharded_state import role_weights
+from lightrft.trainer.checkpointing import (
+    Checkpointer,
+    ResumePoint,
+    check_same_models,
+    check_same_scale,
+    checkpoint_root,
+    data_identity,
+    find_resume_point,
+    saves_checkpoints,
+    take_up_data,
+)
+from lightrft.trainer.evaluation import Evaluation
+from lightrft.trainer.fast_exp_maker import FastExperienceMaker, Roles
+from lightrft.trainer.functions import Estimator, PolicyLossFunction, load_estimator, load_policy_loss
+from lightrft.trainer.phases import PhaseClock
+from lightrft.trainer.pretraining import PretrainingTexts
+from lightrft.trainer.reward_engine import RewardComputationEngine, reward_input
+from lightrft.utils.logging import get_logger
+from lightrft.utils.memory_ledger import MemoryLedger
+from lightrft.utils.metrics import MetricsWriter, RunWriter, Writers, move_aside
+from lightrft.utils.profiling import PROFILE, StepProfiler, check_memory_snapshots
+from lightrft.utils.progress import ProgressDisplay
+from lightrft.utils.sampler import MixedSampler, PromptSampler
+from lightrft.utils.wandb_writer import WandbWriter
+
+logger = get_logger(__name__)
+
+RewardCallable: TypeAlias = Callable[..., Any]
+"""A reward function as users write it: `RewardFunction` says how it is called."""
+Rows: TypeAlias = Iterable[Mapping[str, Any]]
+"""Rows of data that a caller has itself, by column: a list, a `datasets.Dataset`. The same on every rank."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run needs, checked; no model is loaded yet."""
+
+    strategy: StrategyBase
+    actor: LoadedConfig
+    critic: LoadedConfig
+    tokenizer: PreTrainedTokenizerBase
+    reward_fn: RewardFunction
+    estimator: Estimator
+    policy_loss: PolicyLossFunction
+    prompts: PromptDataset
+    eval_prompts: PromptDataset | None
+    sampler: PromptSampler
+    data: str
+    """Identity of the prompts and their order."""
+    resume_point: ResumePoint | None
+    writer: MetricsWriter
+    teacher: LoadedConfig | None = None
+    texts: PretrainingTexts | None = None
+
+
+def check_inputs(
+    config: Config,
+    reward_fn: RewardCallable | None = None,
+    train_data: Rows | None = None,
+    eval_data: Rows | None = None,
+) -> Inputs:
+    """Raises ValueError, NotImplementedError or OSError for whatever a user can get wrong.
+
+    What the caller does not give itself, the flags name.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    given = {"prompt_data": train_data, "eval_data": eval_data}
+    rows_of = [name for name, rows in given.items() if rows is not None]
+    check_config(config, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), rows_of)
+    check_devices()
+    check_memory_snapshots(config.report)
+    strategy = get_strategy(config)
+    reward = load_reward(config.reward.reward_fn, reward_fn)
+    estimator = load_estimator(config.algorithm.advantage_estimator)
+    policy_loss = load_policy_loss(config.algorithm.policy_loss)
+    model, data, rollout = config.model, config.data, config.rollout
+    actor = with_adapter(load_config(model.pretrain, model.packing), config)
+    critic = load_config(model.critic_pretrain or model.pretrain, model.packing, "trunk")
+    for loaded in (actor, critic):
+        check_context(loaded.hf_config, data.prompt_max_len, rollout.generate_max_len)
+    check_tensor_parallel(actor.hf_config, rollout.engine_tp_size)
+    check_engine(config, actor)
+    tokenizer = load_tokenizer(model.pretrain)
+    teacher = load_teacher(config, actor, tokenizer)
+    texts = pretraining_texts(config, tokenizer)
+    prompts = training_prompts(config, tokenizer, train_data)
+    eval_prompts = evaluation_prompts(config, tokenizer, eval_data)
+    for example in [*prompts, *(eval_prompts or [])]:
+        reward.check_columns(reward_input(example, response="", finish_reason="stop"))
+    train = config.train
+    sampler = make_sampler(prompts, config)
+    identity = data_identity(prompts, train.seed, data.tail_batch, data.prompt_data_probs)
+    resume_point = find_resume_point(config, log=is_rank_0())
+    if resume_point is not None:
+        check_same_models(resume_point, role_shapes(config, actor, critic))
+        check_same_scale(resume_point, actor.adapter)
+        take_up_data(resume_point, sampler, identity, log=is_rank_0())
+    writer = open_writer(config, resume_point)
+    return Inputs(
+        strategy,
+        actor,
+        critic,
+        tokenizer,
+        reward,
+        estimator,
+        policy_loss,
+        prompts,
+        eval_prompts,
+        sampler,
+        identity,
+        resume_point,
+        writer,
+        teacher,
+        texts,
+    )
+
+
+def load_teacher(config: Config, actor: LoadedConfig, tokenizer: PreTrainedTokenizerBase) -> LoadedConfig | None:
+    """What --teacher_pretrain says, if anything.
+
+    Raises:
+        ValueError: It cannot score the actor's tokens.
+    """
+    model = config.model
+    if model.teacher_pretrain is None:
+        return None
+    teacher = load_config(model.teacher_pretrain, model.packing)
+    check_context(teacher.hf_config, config.data.prompt_max_len, config.rollout.generate_max_len)
+    if load_tokenizer(model.teacher_pretrain).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"the teacher must have the actor's tokenizer: the vocabulary of {model.teacher_pretrain} is not that of "
+            f"{model.pretrain}. Choose another --teacher_pretrain."
+        )
+    if teacher.layout != actor.layout:
+        raise ValueError(
+            f"teacher and actor must take the same layout: {teacher.layout} and {actor.layout}. Set --packing padded."
+        )
+    return teacher
+
+
+def pretraining_texts(config: Config, tokenizer: PreTrainedTokenizerBase) -> PretrainingTexts | None:
+    """Those of --pretrain_data, no longer than a sample may be."""
+    data = config.data
+    if data.pretrain_data is None:
+        return None
+    longest = data.prompt_max_len + config.rollout.generate_max_len
+    return PretrainingTexts(load_texts(data.pretrain_data, data.pretrain_split, tokenizer, data.input_key, longest))
+
+
+def is_rank_0() -> bool:
+    """Before the process group exists."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def role_shapes(config: Config, actor: LoadedConfig, critic: LoadedConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of each weight of the trained roles by its name in a checkpoint."""
+    with torch.device("meta"):
+        models: dict[str, nn.Module] = {"actor": _actor_builder(config)(empty_model(actor, "causal_lm", torch.float32))}
+        if config.algorithm.trains_critic:
+            models["critic"] = Critic(empty_model(critic, "trunk", torch.float32))
+    weights = [role_weights(name, model) for name, model in models.items()]
+    return {name: tuple(tensor.shape) for part in weights for name, tensor in part.items()}
+
+
+def make_sampler(prompts: PromptDataset, config: Config) -> PromptSampler:
+    """The order of the prompts; sources with shares are mixed."""
+    data, train = config.data, config.train
+    settings = (config.rollout.rollout_batch_size, train.num_episodes, train.seed, data.tail_batch)
+    if data.prompt_data_probs is None:
+        return PromptSampler(len(prompts), *settings)
+    shares = source_shares(data.prompt_data_probs, len(prompts.source_sizes))
+    return MixedSampler(prompts.source_sizes, shares, *settings)
+
+
+def load_reward(spec: str, reward_fn: RewardCallable | None = None) -> RewardFunction:
+    """The caller's reward function, or the one that `--reward_fn` names where there is none."""
+    if reward_fn is not None:
+        return RewardFunction(function_spec(reward_fn), reward_fn)
+    with module_errors("reward_fn", spec):
+        return resolve_reward(spec)
+
+
+def training_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, rows: Rows | None = None) -> PromptDataset:
+    """Prompts of the caller's rows, or of those that `--prompt_data` names where there are none."""
+    data = config.data
+    if rows is not None:
+        return _prompts_of_rows("train_data", rows, tokenizer, data, data.max_samples)
+    assert data.prompt_data is not None, "check_config asks for it"
+    return load_prompts(data.prompt_data, data.prompt_split, tokenizer, data, data.max_samples)
+
+
+def evaluation_prompts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, rows: Rows | None = None
+) -> PromptDataset | None:
+    data = config.data
+    if rows is not None:
+        return _prompts_of_rows("eval_data", rows, tokenizer, data, data.max_eval_samples)
+    if data.eval_data is None:
+        return None
+    return load_prompts(data.eval_data, data.eval_split, tokenizer, data, data.max_eval_samples)
+
+
+def _prompts_of_rows(
+    name: str, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataConfig, max_samples: int | None
+) -> PromptDataset:
+    return make_prompts([Source(name, list(enumerate(islice(rows, max_samples))))], tokenizer, data)
+
+
+def open_writer(config: Config, resume_point: ResumePoint | None) -> MetricsWriter:
+    """Rank 0's run folder; the other ranks write nothing."""
+    if not is_rank_0():
+        return Writers()
+    try:
+        if resume_point is None and saves_checkpoints(config):
+            # Those of an earlier run would count among the newest ones of this.
+            root = checkpoint_root(config)
+            move_aside(root, [folder.name for folder in checkpoints(root).values()])
+        resumed_step = None if resume_point is None else resume_point.state.step
+        writer = RunWriter(config.train.save_path, ["model", PROFILE], resumed_step)
+    except OSError as error:
+        raise ValueError(f"save_path must be a folder that can be written: {error}. Change --save_path.") from error
+    if not config.report.use_wandb:
+        return writer
+    return Writers(writer, WandbWriter(config.report, config.train.save_path, resumed_step is not None))
+
+
+def with_reward_name(config: Config, reward_fn: RewardFunction) -> Config:
+    """The configuration that names the reward of the run, also where the caller gave the function itself."""
+    return replace(config, reward=replace(config.reward, reward_fn=reward_fn.name))
+
+
+def check_same_data(inputs: Inputs) -> None:
+    """Raises ValueError on all ranks where they have not the same prompts. Every rank must call it."""
+    own = (inputs.data, data_identity(inputs.eval_prompts or ()))
+    identities = inputs.strategy.collectives.all_gather_objects(own)
+    others = [rank for rank, identity in enumerate(identities) if identity != identities[0]]
+    if others:
+        raise ValueError(
+            f"every rank must have the same prompts in the same order: those of {format_ranks(others)} are not those "
+            "of rank 0. Seed what shuffles the data, and compare the files of the nodes."
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer drives: models loaded and sharded, and the engine without weights."""
+
+    strategy: StrategyBase
+    actor: TrainedRole
+    critic: TrainedRole | None
+    experience_maker: FastExperienceMaker
+    prompts: PromptDataset
+    evaluation: Evaluation
+    sampler: PromptSampler
+    checkpointer: Checkpointer
+    profiler: StepProfiler
+    num_steps: int
+    writer: MetricsWriter
+    phases: PhaseClock
+
+
+def assemble(config: Config, inputs: Inputs) -> Parts:
+    """Loads and shards every role. Every rank must call it, with a strategy that is set up."""
+    strategy = inputs.strategy
+    torch.manual_seed(config.train.seed)
+    done = 0 if inputs.resume_point is None else inputs.resume_point.state.step
+    num_steps = steps_of_run(config, inputs.sampler, done)
+    inputs.writer.write_config(dump_yaml(config))
+    ledger = MemoryLedger(strategy.device)
+    phases = PhaseClock(ProgressDisplay(num_steps, enabled=strategy.is_rank_0), ledger)
+    # Engines look at the memory that is free when they are built: no model is there yet, and theirs leaves at once.
+    strategy.create_engine(inputs.tokenizer)
+    strategy.sleep_engine()
+    actor, critic = trained_roles(config, inputs, num_steps)
+    initial_model = reference_model(config, inputs, actor.model)
+    teacher = None
+    if inputs.teacher is not None:
+        teacher = strategy.prepare_model(inputs.teacher, "causal_lm", _actor_builder(config), trainable=False)
+    strategy.register_actor(actor.model)
+    experience_maker = FastExperienceMaker(
+        config,
+        strategy,
+        Roles(actor.model, initial_model, None if critic is None else critic.model, teacher),
+        RewardComputationEngine(strategy, inputs.reward_fn),
+        inputs.estimator,
+        inputs.tokenizer,
+        stop_token_ids(inputs.tokenizer, inputs.actor),
+        inputs.actor.layout,
+        phases,
+    )
+    if strategy.is_rank_0:
+        for note in strategy.memory_notes():
+            logger.info("%s", note)
+    trained = [role for role in (actor, critic) if role is not None]
+    models = {"initial_model": initial_model, "teacher": teacher}
+    frozen = {name: model for name, model in models.items() if model is not None}
+    ledger.watch(lambda: strategy.device_bytes(trained, frozen))
+    checkpointer = Checkpointer(config, strategy, trained, inputs.tokenizer, inputs.data, inputs.resume_point)
+    evaluation = Evaluation(config, strategy, experience_maker, inputs.eval_prompts, num_steps, inputs.writer, phases)
+    profiler = make_profiler(config, strategy, done + 1, num_steps)
+    return Parts(
+        strategy,
+        actor,
+        critic,
+        experience_maker,
+        inputs.prompts,
+        evaluation,
+        inputs.sampler,
+        checkpointer,
+        profiler,
+        num_steps,
+        inputs.writer,
+        phases,
+    )
+
+
+def make_profiler(config: Config, strategy: StrategyBase, first_step: int, last_step: int) -> StepProfiler:
+    folder = Path(config.train.save_path) / PROFILE
+    profiler = StepProfiler(config.report, folder, strategy.rank, strategy.device, strategy.collectives.collect)
+    if strategy.is_rank_0:
+        profiler.warn_of_missed_steps(first_step, last_step)
+    return profiler
+
+
+def steps_of_run(config: Config, sampler: PromptSampler, done: int = 0) -> int:
+    """`max_steps`, or fewer where the data ends before; `done` steps are behind the run."""
+    most = done + sampler.steps_left
+    wanted = config.train.max_steps or most
+    if wanted > most:
+        logger.warning(
+            "max_steps=%d is more than the data has: num_episodes=%d makes %d steps. Set --num_episodes %d for all.",
+            wanted,
+            config.train.num_episodes,
+            most,
+            -(-wanted // sampler.steps_per_episode),
+        )
+    return max(done, min(wanted, most))
+
+
+def trained_roles(config: Config, inputs: Inputs, num_steps: int) -> tuple[TrainedRole, TrainedRole | None]:
+    """The actor, and the critic where the estimator needs one, with optimizers as long as the run."""
+    strategy = inputs.strategy
+    updates = optimizer_steps(config, num_steps)
+    frozen = optimizer_steps(config, min(config.algorithm.freezing_actor_steps, num_steps))
+    rates = config.optimizer
+    model = strategy.prepare_model(inputs.actor, "causal_lm", _actor_builder(config), trainable=True)
+    actor = strategy.prepare_optimizer("actor", model, rates.actor_learning_rate, updates - frozen)
+    if not config.algorithm.trains_critic:
+        return actor, None
+    model = strategy.prepare_model(inputs.critic, "trunk", Critic, trainable=True)
+    critic = strategy.prepare_optimizer("critic", model, rates.critic_learning_rate, updates)
+    if config.strategy.offload_critic:
+        strategy.offload_model(critic.model)
+    return actor, critic
+
+
+def reference_model(config: Config, inputs: Inputs, actor: nn.Module) -> nn.Module | None:
+    """What the KL divergence is taken from; an actor that trains an adapter has it inside."""
+    if config.algorithm.init_kl_coef == 0:
+        return None
+    if inputs.actor.adapter is not None:
+        return AdapterReference(actor)
+    return inputs.strategy.prepare_model(inputs.actor, "causal_lm", _actor_builder(config), trainable=False)
+
+
+def optimizer_steps(config: Config, num_steps: int) -> int:
+    """Optimizer steps of a role that learns in so many steps."""
+    return num_steps * config.train.max_epochs * updates_per_epoch(config)
+
+
+def updates_per_epoch(config: Config) -> int:
+    """Optimizer steps in one pass over a step's samples; a smaller last batch counts."""
+    samples = config.rollout.rollout_batch_size * config.rollout.n_samples_per_prompt
+    return -(-samples // config.train.train_batch_size)
+
+
+def _actor_builder(config: Config) -> Callable[[PreTrainedModel], Actor]:
+    entropy_grad = config.algorithm.entropy_coef != 0
+    return lambda model: Actor(model, config.model.chunk_size, entropy_grad)

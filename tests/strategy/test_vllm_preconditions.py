@@ -1,0 +1,54 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightrft.config import Config, DataConfig, ModelConfig, RolloutConfig
+from lightrft.models.loading import LoadedConfig, load_config
+from lightrft.strategy.engine import check_engine
+from lightrft.strategy.vllm_utils.preconditions import check_memory_share, weight_specs
+from tests import tiny_models
+
+GIB = 2**30
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedConfig:
+    return load_config(tiny_models.save_model(tmp_path), "padded")
+
+
+def config(**rollout: object) -> Config:
+    return Config(ModelConfig("model"), DataConfig("data"), RolloutConfig(engine_type="vllm", **rollout))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")
+def test_sleep_without_a_gpu_is_refused_with_the_flag_to_add(loaded: LoadedConfig) -> None:
+    with pytest.raises(ValueError, match=r"vLLM can sleep on GPUs only.*Add --disable_engine_sleep\.$"):
+        check_engine(config(), loaded)
+    check_engine(config(enable_engine_sleep=False), loaded)
+    check_engine(replace(config(), rollout=RolloutConfig()), loaded)
+
+
+def test_a_quantised_model_is_refused(loaded: LoadedConfig) -> None:
+    loaded.hf_config.quantization_config = {"quant_method": "fp8"}
+    with pytest.raises(NotImplementedError, match="is quantised"):
+        check_engine(config(enable_engine_sleep=False), loaded)
+
+
+def test_a_share_that_cannot_hold_the_weights_is_refused_with_the_numbers() -> None:
+    """14 GiB over 2 ranks are 7; 0.08 of 80 GiB is 6.4, 0.1 of it 8. 7 / 80 = 0.0875."""
+    with pytest.raises(ValueError) as error:
+        check_memory_share(14 * GIB, 80 * GIB, mem_util=0.08, tp_size=2)
+    for part in ("14.0 GiB", "engine_tp_size=2", "7.0 GiB a rank", "engine_mem_util=0.08 of 80.0 GiB is 6.4 GiB"):
+        assert part in str(error.value)
+    assert "Set --engine_mem_util above 0.09, or raise --engine_tp_size." in str(error.value)
+    check_memory_share(14 * GIB, 80 * GIB, mem_util=0.1, tp_size=2)
+
+
+def test_specs_are_those_of_the_model_that_is_sent(tmp_path: Path, loaded: LoadedConfig) -> None:
+    """A tied embedding once."""
+    model = tiny_models.random_model(tiny_models.qwen2())
+    specs = weight_specs(loaded, torch.bfloat16)
+    assert [(spec.name, spec.shape) for spec in specs] == [(n, tuple(p.shape)) for n, p in model.named_parameters()]
+    assert {spec.dtype for spec in specs} == {torch.bfloat16}

@@ -1,0 +1,83 @@
+"""Models and engines for tests on real vLLM."""
+
+import os
+
+import torch
+from transformers import PreTrainedModel
+
+from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.devices import free_port, rank_device
+from tests import tiny_models
+from tests.strategy.engine_conformance import Reference
+from tests.tiny_models import random_model
+
+MAX_MODEL_LEN = 384
+SIZES = {"hidden_size": 128, "intermediate_size": 96, "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": None}
+"""vLLM's kernels for CPUs take heads of 32 numbers or more; a fourth of four heads goes to each of two ranks twice."""
+
+
+def start_vllm() -> None:
+    """Imports vLLM with settings for tests; a process alone stands for torchrun's only rank."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    if "MASTER_PORT" not in os.environ:
+        os.environ.update(alone, MASTER_PORT=str(free_port()))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if not torch.cuda.is_available():
+        # One function of its sampler would be compiled for 12 seconds.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    # Its attention kernel for fp32 on a GPU would compute in tf32.
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    from vllm.model_executor.layers import utils
+
+    # vLLM for CPUs repacks weights for its kernels and frees them: no update could reach them. On a GPU it does not.
+    utils.dispatch_cpu_unquantized_gemm = keep_weights
+
+
+def keep_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+def wide_qwen2(**changes: object) -> PreTrainedModel:
+    return _lively(random_model(tiny_models.qwen2(**SIZES | changes)))
+
+
+def wide_llama(**changes: object) -> PreTrainedModel:
+    return _lively(random_model(tiny_models.llama(**SIZES | changes)))
+
+
+def _lively(model: PreTrainedModel) -> PreTrainedModel:
+    """Wider layers need larger weights for choices that are not all the same; biases start at 0."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(2)
+            elif name.endswith("bias"):
+                parameter.normal_()
+    return model
+
+
+def engine_of(
+    ref: Reference,
+    *,
+    dtype: torch.dtype = torch.float32,
+    sleep_level: int | None = None,
+    tp_size: int = 1,
+    mem_util: float = 0.1,
+    collectives: Collectives | None = None,
+):
+    start_vllm()
+    from lightrft.strategy.vllm_utils.vllm_engine import VLLMEngine
+
+    return VLLMEngine(
+        str(ref.folder),
+        device=rank_device(int(os.environ["LOCAL_RANK"])),
+        dtype=dtype,
+        mem_util=mem_util,
+        max_model_len=MAX_MODEL_LEN,
+        sleep_level=sleep_level,
+        tp_size=tp_size,
+        enforce_eager=True,
+        takes_stop_strings=True,
+        collectives=collectives,
+    )

@@ -1,0 +1,101 @@
+"""The engines' conformance suite on real vLLM, in one process."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lightrft.strategy.vllm_utils.vllm_engine import VLLMEngine
+from tests.strategy.engine_conformance import (
+    GREEDY,
+    SAMPLED,
+    EngineConformance,
+    Reference,
+    full_log_probs,
+    load,
+    prompts,
+)
+from tests.vllm.engines import engine_of, wide_llama, wide_qwen2
+
+ON_GPU = torch.cuda.is_available()
+needs_sleep = pytest.mark.skipif(not ON_GPU, reason="vLLM sleeps on GPUs only")
+_ENGINES: dict[tuple[type, bool], VLLMEngine] = {}
+
+
+def shared_engine(ref: Reference) -> VLLMEngine:
+    """The engine of this kind of model: a start takes seconds, and every test brings the weights again."""
+    kind = (type(ref.model), ref.model.config.tie_word_embeddings)
+    if kind not in _ENGINES:
+        if ON_GPU and _ENGINES:
+            pytest.skip("a process can have one engine that sleeps")
+        _ENGINES[kind] = engine_of(ref, sleep_level=2 if ON_GPU else None)
+    return _ENGINES[kind]
+
+
+class TestVLLMWithQwen2(EngineConformance):
+    """Tied, with biases. On a GPU a test that does not sleep proves nothing of sleep, so both levels run everything."""
+
+    sleep_level = 2 if ON_GPU else None
+    scores_filtered_samples = False
+    log_prob_tolerance = 1e-3 if ON_GPU else 1e-4
+
+    def model(self, **changes):
+        return wide_qwen2(**changes)
+
+    def build(self, reference):
+        engine = shared_engine(reference)
+        engine.sleep_level = self.sleep_level
+        engine.wake_up()
+        return engine
+
+    def test_a_long_prompt_is_not_answered_from_the_old_weights_cache(self, engine, reference):
+        """WGT-04. 300 tokens fill blocks of the prefix cache (128 tokens on a CPU, 16 on a GPU)."""
+        [example] = batch = prompts(300)
+        engine.generate(batch, GREEDY, [[0]])
+        with torch.no_grad():
+            reference.model.get_submodule("model.layers.0.self_attn.v_proj").weight *= -1
+        weights = [(name, weight.detach()) for name, weight in reference.model.named_parameters()]
+        engine.update_weights(weights)
+        engine.engine._has_values = True
+        [[stale]] = engine.generate(batch, GREEDY, [[0]])
+        load(engine, reference.model, version=2)
+        [[output]] = engine.generate(batch, GREEDY, [[0]])
+        expected = full_log_probs(reference.model, example.prompt_ids, output.response_ids, 1.0)
+        assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=self.log_prob_tolerance)
+        assert stale.log_probs[0] != pytest.approx(output.log_probs[0], abs=1e-3), "the cache was not used"
+
+    def test_a_request_that_does_not_fit_the_engine_is_refused_with_the_numbers(self, engine):
+        with pytest.raises(ValueError, match=r"300 \+ 85 tokens, context 384"):
+            engine.generate(prompts(4, 300), replace(SAMPLED, max_new_tokens=85), [[0], [0]])
+
+    @needs_sleep
+    def test_sleep_gives_back_what_the_engine_held(self, engine):
+        engine.generate(prompts(4), GREEDY, [[0]])
+        held, free = sum(engine.device_bytes().values()), torch.cuda.mem_get_info()[0]
+        engine.sleep()
+        assert torch.cuda.mem_get_info()[0] - free > 0.95 * held > 2**30
+        assert engine.device_bytes() == {"weights": 0, "kv_cache": 0}
+
+    def test_bytes_on_the_device_are_those_of_the_weights_and_of_the_cache(self, engine, reference):
+        """Buffers and the vocabulary's padding come on top of the weights."""
+        weights = sum(parameter.nbytes for parameter in reference.model.parameters())
+        engine.wake_up()
+        held = engine.device_bytes()
+        assert weights <= held["weights"] < 2 * weights and held["kv_cache"] > 0
+
+
+class TestVLLMWithQwen2AtLevel1(TestVLLMWithQwen2):
+    __test__ = ON_GPU
+    sleep_level = 1
+
+
+class TestVLLMWithLlama(TestVLLMWithQwen2):
+    """Untied, without biases."""
+
+    def model(self, **changes):
+        return wide_llama(**changes)
+
+
+class TestVLLMWithLlamaAtLevel1(TestVLLMWithLlama):
+    __test__ = ON_GPU
+    sleep_level = 1
