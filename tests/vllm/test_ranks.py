@@ -169,12 +169,25 @@ def run(config: Config) -> list[dict[str, Any]]:
     return read(config, "metrics.jsonl")
 
 
-def test_a_run_draws_the_same_tokens_on_one_model_over_two_ranks_and_on_a_model_each(folder: Path) -> None:
-    """DIST-03: keys belong to samples. Two steps of GRPO; every sync is verified, and the engine is the actor."""
+RUNS: dict[str, dict[str, dict[str, Any]]] = {
+    "an adapter on FSDP2, a model on each rank": {
+        "rollout": {"engine_tp_size": 1},
+        "strategy": {"fsdp": True},
+        "model": {"lora_rank": 4, "lora_alpha": 8},
+    },
+    "ZeRO-3, one model over both ranks": {
+        "rollout": {"engine_tp_size": 2},
+        "strategy": {"fsdp": False, "zero_stage": 3},
+    },
+}
+
+
+def test_runs_of_every_layout_and_backend_draw_the_same_tokens_at_first(folder: Path) -> None:
+    """DIST-03: keys belong to samples, and an adapter starts at 0. Every weight is verified at every sync."""
     drawn = []
-    for tp_size in (1, 2):
-        save_path = folder / f"run{tp_size}"
-        config = make_config(folder, save_path, rollout=VLLM | {"engine_tp_size": tp_size})
+    for name, owners in RUNS.items():
+        rollout = VLLM | {"weight_check": "full"} | owners["rollout"]
+        config = make_config(folder, folder / name, **owners | {"rollout": rollout})
         with fresh_ranks() as ranks:
             metrics = ranks.run(run, config, timeout=START_SECONDS)[0]
         assert [line["step"] for line in metrics if line["step"] > 0] == [1, 2]
