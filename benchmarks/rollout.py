@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.cases import Case, Row, Setup, main, seconds, set_up
 from lightrft.models.collate import micro_batches
-from lightrft.strategy.strategy_base import hf_model_of
+from lightrft.strategy.roles import hf_model_of
 from lightrft.strategy.utils.distributed_util import plan_micro_batches
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.cases import Case, Row, Setup, extra_bytes, main, seconds, set_up
 from lightrft.config.arguments import WeightCheck
 from lightrft.models.lora import sent_weights
-from lightrft.strategy.strategy_base import hf_model_of
+from lightrft.strategy.roles import hf_model_of
 from lightrft.strategy.utils.broadcast_utils import BroadcastManager
 
 MIB, GIB = 2**20, 2**30

@@ -22,11 +22,20 @@ from lightrft.models.loading import (
     with_adapter,
 )
 from lightrft.models.lora import adapter_tensors
+from lightrft.strategy.roles import stored_dtype
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.strategy_base import stored_dtype
 from lightrft.strategy.utils.distributed_util import local_share
 from lightrft.strategy.utils.optimization import warmup_steps
-from lightrft.trainer.setup import make_sampler, optimizer_steps, steps_of_run, training_prompts, updates_per_epoch
+from lightrft.trainer.functions import load_estimator, load_policy_loss
+from lightrft.trainer.roles import optimizer_steps, updates_per_epoch
+from lightrft.trainer.setup import (
+    load_reward,
+    load_teacher,
+    make_sampler,
+    pretraining_texts,
+    steps_of_run,
+    training_prompts,
+)
 
 ADAM_BYTES = 8
 """Of a parameter: two moments in fp32."""
@@ -62,6 +71,8 @@ def explain(config: Config, world_size: int) -> Explanation:
     problems: list[str] = []
     attempt(lambda: check_config(config, world_size), problems)
     attempt(lambda: get_strategy(config), problems)
+    if not problems:
+        check_parts(config, problems)
     model = config.model
     actor = attempt(lambda: load_config(model.pretrain, model.packing), problems)
     critic = actor
@@ -70,11 +81,16 @@ def explain(config: Config, world_size: int) -> Explanation:
     if actor is not None:
         attempt(lambda: check_lengths(config, actor), problems)
     adapted = None if actor is None else attempt(lambda: with_adapter(actor, config), problems)
+    teacher = None
+    if model.teacher_pretrain is not None:
+        teacher = attempt(lambda: load_config(model.teacher_pretrain or "", model.packing), problems)
     sections = {
         f"A step on {ranks(world_size)}": list(step_lines(config, world_size)),
         "The run": list(run_lines(config, problems)),
         "Roles, without activations and the engine's KV cache": list(role_lines(config, adapted, critic, world_size)),
-        "Peak of each phase on a rank's device, estimated": list(memory_lines(config, adapted, critic, world_size)),
+        "Peak of each phase on a rank's device, estimated": list(
+            memory_lines(config, adapted, critic, teacher, world_size)
+        ),
     }
     return Explanation(sections, list(dict.fromkeys(problems)))
 
@@ -86,6 +102,20 @@ def attempt(function: Callable[[], T], problems: list[str]) -> T | None:
     except (ValueError, NotImplementedError, OSError) as error:
         problems += str(error).splitlines()
         return None
+
+
+def check_parts(config: Config, problems: list[str]) -> None:
+    """Functions, texts and teacher of flags that are right themselves: else they are complained of there."""
+    algorithm, model = config.algorithm, config.model
+    attempt(lambda: load_reward(config.reward.reward_fn), problems)
+    attempt(lambda: load_estimator(algorithm.advantage_estimator), problems)
+    attempt(lambda: load_policy_loss(algorithm.policy_loss), problems)
+    if config.data.pretrain_data is not None:
+        attempt(lambda: pretraining_texts(config, load_tokenizer(model.pretrain)), problems)
+    if model.teacher_pretrain is not None:
+        actor = attempt(lambda: load_config(model.pretrain, model.packing), problems)
+        if actor is not None:
+            attempt(lambda: load_teacher(config, actor, load_tokenizer(model.pretrain)), problems)
 
 
 def check_lengths(config: Config, actor: LoadedConfig) -> None:
@@ -229,6 +259,8 @@ def role_lines(
         yield Line("initial_model", "none", "--init_kl_coef 0 needs no reference")
     if config.model.teacher_pretrain is not None:
         yield Line("teacher", config.model.teacher_pretrain, f"frozen: its log-probs weigh {algorithm.opd_kl_coef:g}")
+    elif config.model.teacher_url is not None:
+        yield Line("teacher", "behind a server", f"{config.model.teacher_url} ({config.model.teacher_api})")
     if algorithm.trains_critic:
         yield trained_line("critic", None if critic is None else critic_parameters(critic, trained), config, world_size)
     else:
@@ -285,12 +317,17 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def memory_lines(
-    config: Config, actor: LoadedConfig | None, critic: LoadedConfig | None, world_size: int
+    config: Config,
+    actor: LoadedConfig | None,
+    critic: LoadedConfig | None,
+    teacher: LoadedConfig | None,
+    world_size: int,
 ) -> Iterator[Line]:
     """What each phase holds at its peak, the largest part first, and the flags that would lower it much."""
     if actor is None or critic is None or any(range_errors(config)):
         return
-    for peak in plan_memory(config, *model_sizes(config, actor, critic), world_size, device_bytes()):
+    of_teacher = None if teacher is None else frozen_size(teacher)
+    for peak in plan_memory(config, *model_sizes(config, actor, critic), world_size, device_bytes(), of_teacher):
         parts = sorted(peak.owners.items(), key=lambda item: -item[1])
         text = ", ".join(f"{owner} {size(held)}" for owner, held in parts if held >= SHOWN_SHARE * peak.total)
         lower = ", ".join(f"{flag} (-{size(saved)})" for flag, saved in list(peak.savings.items())[:SHOWN_FLAGS])
@@ -307,6 +344,10 @@ def model_sizes(config: Config, actor: LoadedConfig, critic: LoadedConfig) -> tu
     if not config.algorithm.trains_critic:
         return of_actor, None
     return of_actor, ModelSize.of(empty_model(critic, "trunk", torch.float32), has_lm_head=False)
+
+
+def frozen_size(loaded: LoadedConfig) -> ModelSize:
+    return ModelSize.of(empty_model(loaded, "causal_lm", torch.float32), has_lm_head=True)
 
 
 def device_bytes() -> int | None:

@@ -1,5 +1,6 @@
 """`lightrft export`: a checkpoint becomes a Hugging Face folder."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ def main(argv: Sequence[str]) -> int:
         args=list(argv),
         use_underscores=True,
     )
+    # Where DeepSpeed is installed, saving a model imports it; untold, it guesses the accelerator aloud.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # It takes seconds to import, and --help needs none of it.
     from lightrft.trainer.export import export_checkpoint
 

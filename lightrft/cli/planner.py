@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from lightrft.cli.model_size import FP32, ModelSize
 from lightrft.config import Config
-from lightrft.strategy.deepspeed.settings import REDUCE_BUCKET
-from lightrft.strategy.strategy_base import stored_dtype
+from lightrft.strategy.deepspeed.settings import REDUCE_BUCKET, has_bf16_optimizer, zero_stage
+from lightrft.strategy.roles import stored_dtype
 
 Bytes: TypeAlias = dict[str, int]
 """Bytes by owner."""
@@ -43,7 +43,12 @@ class PhasePeak:
 
 
 def plan_memory(
-    config: Config, actor: ModelSize, critic: ModelSize | None, world_size: int, device_bytes: int | None = None
+    config: Config,
+    actor: ModelSize,
+    critic: ModelSize | None,
+    world_size: int,
+    device_bytes: int | None = None,
+    teacher: ModelSize | None = None,
 ) -> list[PhasePeak]:
     """Each phase's peak on one rank, and which flags would lower it.
 
@@ -53,10 +58,11 @@ def plan_memory(
         critic: None where the run has none.
         world_size: Ranks of the run.
         device_bytes: Memory of a rank's device; None plans the torch engine's cache as if all responses fitted.
+        teacher: None where the run has none.
     """
 
     def peaks(changed: Config) -> dict[str, Bytes]:
-        return Plan(changed, actor, critic, world_size, device_bytes).phases()
+        return Plan(changed, actor, critic, world_size, device_bytes, teacher).phases()
 
     now = peaks(config)
     others = {flag: peaks(changed) for flag, changed in _alternatives(config, critic is not None).items()}
@@ -73,15 +79,23 @@ class Plan:
     """The arithmetic for one configuration."""
 
     def __init__(
-        self, config: Config, actor: ModelSize, critic: ModelSize | None, world_size: int, device_bytes: int | None
+        self,
+        config: Config,
+        actor: ModelSize,
+        critic: ModelSize | None,
+        world_size: int,
+        device_bytes: int | None,
+        teacher: ModelSize | None,
     ) -> None:
         self.config = config
         self.actor = actor
         self.critic = critic
+        self.teacher = teacher
         self.world_size = world_size
         self.device_bytes = device_bytes
         self.itemsize = stored_dtype(config, trainable=False).itemsize
-        self.stage = None if config.strategy.fsdp else config.strategy.zero_stage or 2
+        self.stage = None if config.strategy.fsdp else zero_stage(config)
+        self.moves_trained = config.strategy.fsdp or not has_bf16_optimizer(config)
         train, rollout = config.train, config.rollout
         self.longest = config.data.prompt_max_len + rollout.generate_max_len
         self.num_responses = rollout.rollout_batch_size * rollout.n_samples_per_prompt
@@ -96,14 +110,13 @@ class Plan:
     def phases(self) -> dict[str, Bytes]:
         """Bytes by owner of each phase; one that the run does not have is left out."""
         held = self._resident()
-        actor_away = {"actor weights": 0} if self.config.strategy.offload_actor else {}
+        actor_away = {"actor weights": 0} if self.config.strategy.offload_actor and self.moves_trained else {}
         phases = {
             "generate": held | actor_away | self._generation(held | actor_away),
             "actor": held | self._scoring(self.actor, self._is_on_host("actor")),
         }
-        if self.config.algorithm.init_kl_coef > 0:
-            shards = {} if self.config.model.trains_adapter else {"initial_model weights": self._frozen_bytes()}
-            phases["reference"] = held | shards | self._scoring(self.actor, self.stage == 3)
+        if frozen := self._frozen_scoring():
+            phases["reference"] = max((held | moment for moment in frozen), key=lambda owners: sum(owners.values()))
         if self.critic is not None:
             with_critic = held | {"critic weights": self._weights("critic", self.critic)}
             phases["critic"] = with_critic | self._scoring(self.critic, self._is_on_host("critic"))
@@ -118,11 +131,11 @@ class Plan:
         strategy = self.config.strategy
         held = {"other": CONTEXT_BYTES}
         for name, model in self._roles().items():
-            leaves = name == "critic" and strategy.offload_critic
+            leaves = name == "critic" and strategy.offload_critic and self.moves_trained
             held[f"{name} weights"] = 0 if leaves else self._weights(name, model)
             held[f"{name} optimizer"] = 0 if strategy.adam_offload else self._optimizer(name, model)
             # DeepSpeed keeps memory for them.
-            if self.stage == 3 or (self.stage == 1 and self.config.model.bf16):
+            if self.stage == 3 or not self.moves_trained:
                 held[f"{name} gradients"] = self._gradients(name, model)
         if self.stage == 3:
             held["reduction buckets"] = len(self._roles()) * REDUCE_BUCKET * FP32
@@ -160,9 +173,20 @@ class Plan:
             return 0
         return model.learned * FP32 if self.stage == 1 else self._shard(model.learned * FP32)
 
-    def _frozen_bytes(self) -> int:
+    def _frozen_scoring(self) -> list[Bytes]:
+        """Reference and teacher, one after the other; an adapter's reference is the actor."""
+        moments = []
+        if self.config.algorithm.init_kl_coef > 0:
+            own = {} if self.config.model.trains_adapter else {"initial_model weights": self._frozen_bytes(self.actor)}
+            moments.append(own | self._scoring(self.actor, self.stage == 3))
+        if self.teacher is not None:
+            own = {"teacher weights": self._frozen_bytes(self.teacher)}
+            moments.append(own | self._scoring(self.teacher, self.stage == 3))
+        return moments
+
+    def _frozen_bytes(self, model: ModelSize) -> int:
         """A frozen role's weights on the device while it scores: ZeRO-3 brings them layer by layer instead."""
-        whole = self.actor.total * self.itemsize
+        whole = model.total * self.itemsize
         return {None: self._shard(whole), 3: 0}.get(self.stage, whole)
 
     def _engine_weights(self) -> Bytes:

@@ -8,8 +8,10 @@ from lightrft.config.arguments import (
     GROUP_ESTIMATORS,
     AlgorithmConfig,
     Config,
+    ModelConfig,
 )
 from lightrft.config.functions import is_function_spec
+from lightrft.config.sources import is_server_url, server_urls
 
 SETTINGS_OF_LOSSES = {
     "eps_clip_high": ("ppo_clip", "gspo", "gmpo", "cpgd", "cispo"),
@@ -74,15 +76,46 @@ def _estimator(config: Config) -> Iterator[str]:
 
 
 def _teacher(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    if config.model.teacher_pretrain is not None:
+    model, algorithm = config.model, config.algorithm
+    yield from _teacher_server(config)
+    if model.has_teacher:
         return
+    unset = "teacher_pretrain and teacher_url are unset. Set --teacher_pretrain or --teacher_url"
     if algorithm.advantage_estimator == "on_policy_distillation":
-        yield "on_policy_distillation learns from a teacher: teacher_pretrain is unset. Set --teacher_pretrain."
+        yield f"on_policy_distillation learns from a teacher: {unset}."
     if algorithm.opd_kl_coef != AlgorithmConfig().opd_kl_coef:
         yield (
             f"opd_kl_coef weighs the divergence from a teacher: opd_kl_coef={algorithm.opd_kl_coef}, and "
-            "teacher_pretrain is unset. Set --teacher_pretrain, or drop --opd_kl_coef."
+            f"{unset}, or drop --opd_kl_coef."
+        )
+
+
+def _teacher_server(config: Config) -> Iterator[str]:
+    model = config.model
+    if model.teacher_url is None:
+        values, defaults = asdict(model), asdict(ModelConfig(""))
+        for name in ("teacher_api", "teacher_timeout_seconds"):
+            if values[name] != defaults[name]:
+                yield (
+                    f"{name} is a setting of teacher_url: {name}={values[name]}, and teacher_url is unset. "
+                    f"Set --teacher_url, or drop --{name}."
+                )
+        return
+    if model.teacher_pretrain is not None:
+        yield (
+            f"there is one teacher: teacher_pretrain={model.teacher_pretrain} and teacher_url are both set. "
+            "Drop one of them."
+        )
+    for url in server_urls(model.teacher_url):
+        if not is_server_url(url) or url.endswith("/v1"):
+            yield (
+                "teacher_url must be as http://host:port, without login, query or /v1 (a key goes into "
+                f"LIGHTRFT_TEACHER_API_KEY): {url.rpartition('@')[2]!r}. Change --teacher_url."
+            )
+    if config.rollout.temperature != 1:
+        yield (
+            "servers give log-probs at temperature 1, and the actor's are those of the policy that samples: "
+            f"temperature={config.rollout.temperature}. Set --temperature 1, or take --teacher_pretrain."
         )
 
 

@@ -13,6 +13,7 @@ WeightCheck = Literal["off", "sample", "full"]
 Packing = Literal["auto", "packed", "padded"]
 LRScheduler = Literal["constant", "linear", "cosine"]
 TailBatch = Literal["drop", "pad"]
+TeacherAPI = Literal["openai", "sglang"]
 ZeroStage = Literal[1, 2, 3]
 OverlongPrompts = Literal["filter", "truncate", "error"]
 REWARD_NAMES = ("exact_match", "contains_answer", "last_number")
@@ -64,6 +65,14 @@ class ModelConfig:
     teacher_pretrain: str | None = None
     """Folder (or hub id) of a teacher with the actor's tokenizer: what it finds likelier than the actor does is learned
     (on-policy distillation), alone with --advantage_estimator on_policy_distillation, else beside the reward."""
+    teacher_url: str | None = None
+    """Server of such a teacher in its place, as http://host:8000; several of one model are separated by commas. Its
+    context must be longer than --prompt_max_len + --generate_max_len. LIGHTRFT_TEACHER_API_KEY may hold a key."""
+    teacher_api: TeacherAPI = "openai"
+    """What --teacher_url is asked: prompt_logprobs of /v1/completions, as vLLM's server has them, or SGLang's
+    /generate."""
+    teacher_timeout_seconds: float = 120.0
+    """--teacher_url must answer a request within it. One that fails for a passing reason is sent five times."""
     bf16: bool = False
     """Compute in bf16 over fp32 master weights and fp32 Adam moments; frozen roles are stored in bf16."""
     gradient_checkpointing: bool = False
@@ -85,6 +94,11 @@ class ModelConfig:
     lora_path: str | None = None
     """peft folder of an adapter that the actor starts from, with its rank, scaling and layers; the reference is then
     the model with that adapter."""
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher scores the samples too, here or behind a server."""
+        return self.teacher_pretrain is not None or self.teacher_url is not None
 
     @property
     def trains_adapter(self) -> bool:
@@ -228,7 +242,7 @@ class AlgorithmConfig:
     ptx_coef: float = 0.05
     """Weight of the loss on --pretrain_data, a mean over tokens."""
     opd_kl_coef: float = 1.0
-    """Weight of the reverse KL divergence from --teacher_pretrain in the advantages."""
+    """Weight of the reverse KL divergence from the teacher in the advantages."""
     overlong_filter: bool = False
     """Truncated responses count among their prompt's rewards, and leave the loss."""
     old_log_probs: OldLogProbs = "actor"

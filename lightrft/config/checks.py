@@ -13,6 +13,7 @@ from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, REWARD
 from lightrft.config.engine_checks import engine_errors
 from lightrft.config.flags import flag_values
 from lightrft.config.functions import is_function_spec
+from lightrft.config.kinds import kind_errors
 from lightrft.config.sources import FILE_ENDINGS, source_names, source_shares
 from lightrft.config.steps import chosen_steps
 
@@ -29,6 +30,7 @@ RANGES: dict[str, Range] = {
     "lora_rank": AT_LEAST_0,
     "lora_alpha": AT_LEAST_1,
     "lora_dropout": AT_LEAST_0,
+    "teacher_timeout_seconds": ABOVE_0,
     "target_modules": ("names of layers", lambda value: value and "" not in value),
     "prompt_max_len": AT_LEAST_1,
     "max_samples": AT_LEAST_1,
@@ -112,6 +114,9 @@ def check_config(
     Raises:
         ValueError: some rule is broken; one line for each, `rule: values. remedy.`
     """
+    # What is of a wrong kind cannot be compared.
+    if errors := list(kind_errors(config)):
+        raise ValueError("\n".join(errors))
     errors = list(range_errors(config))
     # The arithmetic below divides by sizes that these have to be right for.
     if not errors:
@@ -288,7 +293,9 @@ def _has_one_field(template: str) -> bool:
 
 
 def _files(config: Config) -> Iterator[str]:
-    for name, text in (("prompt_data", config.data.prompt_data), ("eval_data", config.data.eval_data)):
+    data = config.data
+    texts = {"prompt_data": data.prompt_data, "eval_data": data.eval_data, "pretrain_data": data.pretrain_data}
+    for name, text in texts.items():
         for source in [] if text is None else source_names(text):
             # Folders and hub ids are looked for where they are read, which is before any model as well.
             if not source or (Path(source).suffix.lower() in FILE_ENDINGS and not Path(source).exists()):

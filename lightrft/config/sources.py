@@ -1,4 +1,6 @@
-"""Sources of prompts as the flags write them: names and shares, separated by commas."""
+"""Sources of prompts, and servers, as the flags write them: names, shares and URLs, separated by commas."""
+
+from urllib.parse import urlsplit
 
 FILE_ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that are read as data: the keys of `lightrft.datasets.sources.READERS`."""
@@ -29,3 +31,19 @@ def source_shares(text: str, num_sources: int) -> list[float]:
     if not all(0 < share < float("inf") for share in shares):
         raise ValueError(f"prompt_data_probs must be finite and above 0: {text}. Drop the source, or change its share.")
     return [share / sum(shares) for share in shares]
+
+
+def server_urls(text: str) -> list[str]:
+    """Servers of a flag such as `http://a:8000,http://b:8000`, without a slash at the end."""
+    return [url.strip().rstrip("/") for url in text.split(",")]
+
+
+def is_server_url(url: str) -> bool:
+    """Whether it is scheme, host and port, and perhaps a path: no login, which would be a secret on a command line."""
+    try:
+        parts = urlsplit(url)
+        # Reading the port is what checks it.
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and has_host and not (set("@?#") & set(url)) and url.isprintable()

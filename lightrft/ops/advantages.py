@@ -172,7 +172,7 @@ def grpo_passk_advantages(inputs: AdvantageInputs) -> Advantages:
 def on_policy_distillation_advantages(inputs: AdvantageInputs) -> Advantages:
     """Nothing but what the run adds for a teacher, each token for itself; rewards are only looked at.
 
-    With another estimator and --teacher_pretrain, this is added to its advantages.
+    With another estimator and a teacher, this is added to its advantages.
 
     Formula: A_t = opd_kl_coef (log pi_teacher - log pi)
 

@@ -5,7 +5,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, count, islice
 from pathlib import Path
@@ -15,8 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lightrft.config import Config
@@ -24,10 +21,9 @@ from lightrft.models.loading import Kind, LoadedConfig
 from lightrft.models.lora import SentWeight, adapter_tensors, sent_weights
 from lightrft.models.weights import by_layer, sent_dtype
 from lightrft.strategy.engine import ManagedEngine, create_engine
+from lightrft.strategy.roles import RoleTensors, StepResult, TrainedRole, hf_model_of, stored_dtype
 from lightrft.strategy.utils.broadcast_utils import BroadcastManager, SyncRecord
-from lightrft.strategy.utils.checkpoint import HFFiles, export_adapter, export_hf
-from lightrft.strategy.utils.checkpoint_folder import discard, open_partial, partial_of, publish
-from lightrft.strategy.utils.collectives import Collectives, PhaseError
+from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.dealing import Dealer
 from lightrft.strategy.utils.devices import empty_cache, free_port, moved, rank_device, storage_bytes
 from lightrft.strategy.utils.distributed_util import (
@@ -38,51 +34,15 @@ from lightrft.strategy.utils.distributed_util import (
     rollout_tp_groups,
 )
 from lightrft.strategy.utils.exit import end_after_uncaught_exception
-from lightrft.strategy.utils.optimization import set_scheduler_steps
 from lightrft.strategy.utils.sync_plan import plan_buckets
 from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS, start_watch
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
-from lightrft.utils.logging import get_logger
-from lightrft.utils.rng import rng_state, set_rng_state
-
-logger = get_logger(__name__)
 
 Plan: TypeAlias = list[list[int]]
 T = TypeVar("T")
 
 _group_numbers = count()
 """Of the process groups that this process makes, one after the other; ranks make equally many."""
-
-ROLES, HF, PROGRESS = "roles", "hf", "progress.pt"
-"""In a checkpoint: sharded weights and optimizer state, the exported model, and what else the strategy keeps."""
-
-
-@dataclass(frozen=True)
-class TrainedRole:
-    """A model that learns, with what makes it learn."""
-
-    name: str
-    model: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Outcome of one optimizer step, equal on all ranks."""
-
-    grad_norm: float
-    """Global norm before clipping; not finite where the step was skipped for it."""
-    skipped: bool
-
-
-@dataclass(frozen=True)
-class RoleTensors:
-    """Plain tensors of one rank; several may share a storage."""
-
-    weights: list[Tensor]
-    gradients: list[Tensor]
-    optimizer: list[Tensor]
 
 
 class StrategyBase(ABC):
@@ -92,7 +52,8 @@ class StrategyBase(ABC):
         self.config = config
         self.engine: ManagedEngine | None = None
         self._weight_version = 0
-        self._nonfinite_in_a_row: dict[str, int] = {}
+        self.nonfinite_in_a_row: dict[str, int] = {}
+        """Steps that each role has skipped in a row, by its name."""
 
     # Process groups
 
@@ -259,9 +220,9 @@ class StrategyBase(ABC):
         return StepResult(grad_norm, skipped)
 
     def _count_nonfinite(self, name: str, skipped: bool, grad_norm: float) -> None:
-        self._nonfinite_in_a_row[name] = self._nonfinite_in_a_row.get(name, 0) + 1 if skipped else 0
+        self.nonfinite_in_a_row[name] = self.nonfinite_in_a_row.get(name, 0) + 1 if skipped else 0
         limit = self.config.optimizer.max_nonfinite_steps
-        if skipped and self._nonfinite_in_a_row[name] >= limit:
+        if skipped and self.nonfinite_in_a_row[name] >= limit:
             raise RuntimeError(
                 f"{limit} {name} steps in a row had a loss or gradient norm that is not finite (last norm "
                 f"{grad_norm}). Lower the learning rate, or raise --max_nonfinite_steps."
@@ -404,105 +365,14 @@ class StrategyBase(ABC):
         return outputs[start : start + len(prompts)]
 
     def sleep_engine(self) -> None:
-        self._engine().sleep()
+        """Frees what the engine's sleep level says. Every rank must call it."""
+        with self.collectives.collect("engine sleep"):
+            self._engine().sleep()
         empty_cache(self.device)
 
     def _engine(self) -> ManagedEngine:
         assert self.engine is not None, "create_engine comes first"
         return self.engine
-
-    # Checkpoints
-
-    def save_checkpoint(
-        self,
-        folder: Path,
-        roles: Sequence[TrainedRole],
-        write_files: Callable[[Path], None],
-        export: Callable[[Path], None] | None = None,
-    ) -> None:
-        """Writes a complete checkpoint, or leaves nothing of it. Every rank must call it.
-
-        Args:
-            folder: On a file system that all ranks share.
-            roles: Models with their optimizers and schedulers.
-            write_files: Adds the caller's own files to the folder that it gets, on rank 0 alone.
-            export: Adds a model's folder at the path that it gets; it is called on every rank.
-
-        Raises:
-            PhaseError: On all ranks, if any could not write.
-        """
-        partial = partial_of(folder)
-        try:
-            with self.collectives.collect(f"opening {folder}"):
-                if self.is_rank_0:
-                    open_partial(folder)
-            with self.collectives.collect(f"opening {folder}"):
-                if not partial.is_dir():
-                    raise OSError(f"checkpoints need a file system that all nodes share: {partial} is not there.")
-            with self.critic_on_device(_model_of("critic", roles)):
-                self.save_roles(partial / ROLES, roles)
-            if export is not None:
-                export(partial / HF)
-            states = self.collectives.all_gather_objects(rng_state(self.device))
-            with self.collectives.collect(f"writing {folder}"):
-                if self.is_rank_0:
-                    torch.save(self._progress(roles) | {"rng": states}, partial / PROGRESS)
-                    write_files(partial)
-                    publish(folder)
-        except PhaseError:
-            if self.is_rank_0:
-                discard(partial)
-            raise
-
-    def load_checkpoint(self, folder: Path, roles: Sequence[TrainedRole]) -> None:
-        """Restores models, optimizers, schedulers and random states. Every rank must call it."""
-        names = self.collectives.all_gather_objects(folder.name)
-        if len(set(names)) > 1:
-            raise RuntimeError(f"ranks must load the same checkpoint: they found {', '.join(names)}.")
-        with self.critic_on_device(_model_of("critic", roles)):
-            self.load_roles(folder / ROLES, roles)
-        with self.collectives.collect(f"reading {folder}"):
-            saved = torch.load(folder / PROGRESS, weights_only=True)
-        for role in roles:
-            set_scheduler_steps(role.scheduler, saved["scheduler_steps"][role.name])
-        self._nonfinite_in_a_row = saved["nonfinite_in_a_row"]
-        states = saved["rng"]
-        if len(states) != self.world_size and self.is_rank_0:
-            # Sampling and minibatches are keyed, so results do not depend on these states.
-            logger.info(
-                "%s was saved at WORLD_SIZE=%d and is loaded at %d: all ranks take the random states of rank 0",
-                folder.name,
-                len(states),
-                self.world_size,
-            )
-        set_rng_state(states[self.rank if len(states) == self.world_size else 0], self.device)
-
-    def _progress(self, roles: Sequence[TrainedRole]) -> dict[str, dict[str, int]]:
-        steps = {role.name: role.scheduler.last_epoch for role in roles}
-        return {"scheduler_steps": steps, "nonfinite_in_a_row": self._nonfinite_in_a_row}
-
-    def save_pretrained(self, actor: nn.Module, files: HFFiles, folder: Path) -> None:
-        """Writes the actor as a Hugging Face folder, in the engine's dtype. Every rank must call it."""
-        kept = self._on_host(self.named_weights(actor, self.engine_dtype))
-        with self.collectives.collect(f"saving {folder}"):
-            if self.is_rank_0:
-                export_hf(hf_model_of(actor), kept.items(), self.engine_dtype, files, folder)
-
-    def save_adapter(self, actor: nn.Module, files: HFFiles, folder: Path) -> None:
-        """Writes the actor's adapter as a peft folder, in its own dtype. Every rank must call it."""
-        kept = self._on_host(self.named_adapter(actor))
-        with self.collectives.collect(f"saving {folder}"):
-            if self.is_rank_0:
-                export_adapter(hf_model_of(actor), kept, files, folder)
-
-    def _on_host(self, weights: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Rank 0's copies of full weights; the other ranks take part."""
-        kept: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for name, tensor in weights:
-                if self.is_rank_0:
-                    kept[name] = tensor.to("cpu", copy=True)
-        return kept
 
     # Shares of samples and the plan of forwards
 
@@ -524,19 +394,3 @@ class StrategyBase(ABC):
         plan = plan_micro_batches(lengths, train.max_tokens_per_micro_batch, train.micro_train_batch_size, padded)
         [count] = self.collectives.all_reduce_max([len(plan)])
         return extend_plan(plan, int(count), lengths)
-
-
-def stored_dtype(config: Config, trainable: bool) -> torch.dtype:
-    """The dtype in which the weights of a role, or of the engine, are held."""
-    return torch.bfloat16 if config.model.bf16 and not trainable else torch.float32
-
-
-def _model_of(name: str, roles: Sequence[TrainedRole]) -> nn.Module | None:
-    return next((role.model for role in roles if role.name == name), None)
-
-
-def hf_model_of(role: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a role."""
-    model = role.get_submodule("model")
-    assert isinstance(model, PreTrainedModel)
-    return model

@@ -30,3 +30,17 @@ class Callback:
 
     def on_train_end(self, trainer: "PPOTrainer", summary: Mapping[str, float]) -> None:
         """The run is over, its model and its summary are written; a signal may have ended it."""
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Raises ValueError where they are no list of Callbacks: a class, or a function, say."""
+    if isinstance(callbacks, list | tuple):
+        others = [type(callback).__name__ for callback in callbacks if not isinstance(callback, Callback)]
+        if not others:
+            return
+        got = f"a {type(callbacks).__name__} with {', '.join(others)}"
+    else:
+        got = type(callbacks).__name__
+    raise ValueError(
+        f"callbacks must be a list of objects of subclasses of Callback: got {got}. Write callbacks=[MyCallback()]."
+    )

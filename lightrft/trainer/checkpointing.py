@@ -15,7 +15,9 @@ from lightrft.config import Config
 from lightrft.config.flags import flag_values
 from lightrft.models.loading import load_generation_config
 from lightrft.models.lora import Adapter, adapter_config, has_adapter_config, read_adapter_config, write_adapter_config
-from lightrft.strategy.strategy_base import ROLES, StrategyBase, TrainedRole, hf_model_of
+from lightrft.strategy.checkpoints import ROLES, load_checkpoint, save_adapter, save_checkpoint, save_pretrained
+from lightrft.strategy.roles import TrainedRole, hf_model_of
+from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.checkpoint import HFFiles, write_hf_files
 from lightrft.strategy.utils.checkpoint_folder import (
     checkpoint_name,
@@ -120,7 +122,7 @@ class Checkpointer:
         folder = self.root / checkpoint_name(state.step)
         export = partial(self.export, state.step) if self.config.checkpoint.save_hf_ckpt else None
         try:
-            self.strategy.save_checkpoint(folder, self.roles, partial(self.write_files, state), export)
+            save_checkpoint(self.strategy, folder, self.roles, partial(self.write_files, state), export)
         except PhaseError:
             self.num_failed += 1
             self.report_failure(folder)
@@ -135,7 +137,7 @@ class Checkpointer:
         if self.resume_point is None:
             return None
         folder, state = self.resume_point.folder, self.resume_point.state
-        self.strategy.load_checkpoint(folder, self.roles)
+        load_checkpoint(self.strategy, folder, self.roles)
         if self.strategy.is_rank_0:
             logger.info("going on from %s: step %d of %d is done", folder, state.step, state.num_steps)
             if changes := changed_flags(state, self.config):
@@ -144,8 +146,8 @@ class Checkpointer:
 
     def export(self, step: int, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, or its adapter as a peft folder. Every rank must call it."""
-        save = self.strategy.save_adapter if self.config.checkpoint.save_adapter else self.strategy.save_pretrained
-        save(self.roles[0].model, self.hf_files(step), folder)
+        save = save_adapter if self.config.checkpoint.save_adapter else save_pretrained
+        save(self.strategy, self.roles[0].model, self.hf_files(step), folder)
 
     def hf_files(self, step: int) -> HFFiles:
         library: Library = "peft" if self.config.checkpoint.save_adapter else "transformers"

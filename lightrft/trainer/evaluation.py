@@ -8,9 +8,10 @@ from lightrft.config import Config
 from lightrft.ops.attempts import majority, pass_at_k, pass_sizes
 from lightrft.rewards.answers import answer_of
 from lightrft.strategy.strategy_base import StrategyBase
-from lightrft.trainer.fast_exp_maker import FastExperienceMaker, add_reward_means, scored
+from lightrft.trainer.fast_exp_maker import add_reward_means
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.records import gathered_rows, merged_metrics
+from lightrft.trainer.rollouts import Rollouts
 from lightrft.types import Experience, PromptExample
 from lightrft.utils.logging import get_logger
 from lightrft.utils.means import Means
@@ -30,7 +31,7 @@ class Evaluation:
     Args:
         config: All flags.
         strategy: Deals the prompts over ranks.
-        experience_maker: Samples responses and has them rewarded.
+        rollouts: Samples responses and has them rewarded.
         prompts: None, or what to evaluate on.
         num_steps: Steps of the run.
         writer: Takes the samples.
@@ -41,7 +42,7 @@ class Evaluation:
         self,
         config: Config,
         strategy: StrategyBase,
-        experience_maker: FastExperienceMaker,
+        rollouts: Rollouts,
         prompts: Sequence[PromptExample] | None,
         num_steps: int,
         writer: MetricsWriter,
@@ -49,13 +50,13 @@ class Evaluation:
     ) -> None:
         self.config = config
         self.strategy = strategy
-        self.experience_maker = experience_maker
+        self.rollouts = rollouts
         self.prompts = prompts
         self.num_steps = num_steps
         self.writer = writer
         self.phases = phases
         temperature = config.evaluation.eval_temperature
-        self.params = replace(experience_maker.params, first_token_temperature=None)
+        self.params = replace(rollouts.params, first_token_temperature=None)
         if temperature is not None:
             self.params = replace(self.params, temperature=temperature)
         self.before: Mapping[str, float] = {}
@@ -86,9 +87,7 @@ class Evaluation:
         """This rank's samples, all of a prompt together."""
         numbered = [(i, prompts[i]) for i in self.strategy.local_share(len(prompts))]
         num_samples = self.config.evaluation.eval_n_samples_per_prompt
-        samples = self.experience_maker.rollout(numbered, EVALUATION_STEP, num_samples, self.params)
-        rewards = self.experience_maker.reward_engine.result()
-        return [scored(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
+        return self.rollouts.rewarded(self.rollouts.rollout(numbered, EVALUATION_STEP, num_samples, self.params))
 
     def means(self, samples: Sequence[Experience]) -> Means:
         """What this rank's samples contribute to the metrics."""

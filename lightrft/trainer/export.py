@@ -18,7 +18,7 @@ from lightrft.models.loading import (
     pretrained_weights,
 )
 from lightrft.models.lora import Adapter, has_adapter_config, learned_tensors, read_adapter_config, sent_weights
-from lightrft.strategy.strategy_base import ROLES
+from lightrft.strategy.checkpoints import ROLES
 from lightrft.strategy.utils.checkpoint import HFFiles, export_adapter, export_hf
 from lightrft.strategy.utils.checkpoint_folder import MARK, fault, newest_complete
 from lightrft.strategy.utils.sharded_state import load_tensors

@@ -61,7 +61,9 @@ class MismatchCheck:
 
 
 def _difference(sample: Experience, log_probs: Tensor) -> tuple[float, int]:
-    """Sum of the absolute differences over the response, and its tokens."""
+    """Sum of the absolute differences over the response's kept tokens, and their number."""
     if sample.rollout_log_probs is None:
         return 0.0, 0
-    return float((sample.rollout_log_probs - log_probs).abs().double().sum()), sample.num_response_tokens
+    # A masked token may have been drawn from another distribution than the policy's.
+    differences = (sample.rollout_log_probs - log_probs).abs()[sample.action_mask]
+    return float(differences.double().sum()), len(differences)

@@ -12,14 +12,14 @@ from rich import get_console
 
 from lightrft.config import Config
 from lightrft.strategy.utils.broadcast_utils import SyncRecord
-from lightrft.trainer.callbacks import Callback
+from lightrft.trainer.callbacks import Callback, check_callbacks
 from lightrft.trainer.checkpointing import TrainingState, flags_of, scores_of
 from lightrft.trainer.dynamic_sampling import further_rows
-from lightrft.trainer.fast_exp_maker import NumberedPrompt
 from lightrft.trainer.kl_controller import make_kl_controller
 from lightrft.trainer.phases import phase_seconds
 from lightrft.trainer.records import gathered_rows, merged_metrics
 from lightrft.trainer.replay_buffer import ReplayBuffer
+from lightrft.trainer.rollouts import NumberedPrompt
 from lightrft.trainer.setup import (
     Inputs,
     RewardCallable,
@@ -65,6 +65,7 @@ class PPOTrainer(ABC):
         callbacks: Sequence[Callback] = (),
         inputs: Inputs | None = None,
     ) -> None:
+        check_callbacks(callbacks)
         if inputs is None:
             inputs = check_inputs(config, reward_fn, train_data, eval_data)
         self.config = with_reward_name(config, inputs.reward_fn)
@@ -96,6 +97,7 @@ class PPOTrainer(ABC):
         """Number of the signal that has stopped the run, or 0."""
         self.should_stop = False
         """Callbacks set it to end the run after the running step."""
+        self.has_run = False
 
     @abstractmethod
     def ppo_train(self, step: int, means: Means) -> dict[str, float]:
@@ -106,7 +108,11 @@ class PPOTrainer(ABC):
 
         Raises:
             SystemExit: A signal has stopped the run after a step; the code is 128 + its number.
+            ValueError: It was called before.
         """
+        if self.has_run:
+            raise ValueError("a trainer runs once, and this one has run. Make another.")
+        self.has_run = True
         with closing(self.writer):
             with self.phases.progress:
                 summary = self.train()

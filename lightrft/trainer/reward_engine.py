@@ -17,7 +17,7 @@ class RewardComputationEngine:
     def __init__(self, strategy: StrategyBase, reward_fn: RewardFunction) -> None:
         self.strategy = strategy
         self.reward_fn = reward_fn
-        self._worker = RewardWorker()
+        self._worker: RewardWorker[list[RewardOutput]] = RewardWorker()
         self._pending: Future[list[RewardOutput]] | None = None
 
     def submit(self, samples: Sequence[Experience]) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from lightrft.config import Config, DataConfig, check_config, dump_yaml
 from lightrft.config.functions import function_spec, module_errors
@@ -17,27 +16,23 @@ from lightrft.config.sources import source_shares
 from lightrft.datasets.prompts import PromptDataset, load_prompts, make_prompts
 from lightrft.datasets.sources import Source
 from lightrft.datasets.texts import load_texts
-from lightrft.models.actor import Actor
-from lightrft.models.critic import Critic
 from lightrft.models.loading import (
     LoadedConfig,
     check_context,
     check_tensor_parallel,
-    empty_model,
     load_config,
     load_tokenizer,
     stop_token_ids,
     with_adapter,
 )
-from lightrft.models.lora import AdapterReference
 from lightrft.rewards.functions import RewardFunction, resolve_reward
 from lightrft.strategy.engine import check_engine
+from lightrft.strategy.roles import TrainedRole
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
+from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.checkpoint_folder import checkpoints
 from lightrft.strategy.utils.devices import check_devices
 from lightrft.strategy.utils.distributed_util import format_ranks
-from lightrft.strategy.utils.sharded_state import role_weights
 from lightrft.trainer.checkpointing import (
     Checkpointer,
     ResumePoint,
@@ -50,11 +45,13 @@ from lightrft.trainer.checkpointing import (
     take_up_data,
 )
 from lightrft.trainer.evaluation import Evaluation
-from lightrft.trainer.fast_exp_maker import FastExperienceMaker, Roles
+from lightrft.trainer.fast_exp_maker import FastExperienceMaker
 from lightrft.trainer.functions import Estimator, PolicyLossFunction, load_estimator, load_policy_loss
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.pretraining import PretrainingTexts
+from lightrft.trainer.remote_teacher import RemoteTeacher, check_remote_teacher
 from lightrft.trainer.reward_engine import RewardComputationEngine, reward_input
+from lightrft.trainer.roles import Roles, frozen_role, reference_model, role_shapes, trained_roles
 from lightrft.utils.logging import get_logger
 from lightrft.utils.memory_ledger import MemoryLedger
 from lightrft.utils.metrics import MetricsWriter, RunWriter, Writers, move_aside
@@ -69,6 +66,8 @@ RewardCallable: TypeAlias = Callable[..., Any]
 """A reward function as users write it: `RewardFunction` says how it is called."""
 Rows: TypeAlias = Iterable[Mapping[str, Any]]
 """Rows of data that a caller has itself, by column: a list, a `datasets.Dataset`. The same on every rank."""
+FILES_OF_ROWS = {"train_data": "prompt_data", "eval_data": "eval_data"}
+"""The flag that names files in the place of rows."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,8 @@ def check_inputs(
     check_engine(config, actor)
     tokenizer = load_tokenizer(model.pretrain)
     teacher = load_teacher(config, actor, tokenizer)
+    if model.teacher_url is not None:
+        check_remote_teacher(model, min(len(tokenizer), actor.hf_config.get_text_config().vocab_size) - 1)
     texts = pretraining_texts(config, tokenizer)
     prompts = training_prompts(config, tokenizer, train_data)
     eval_prompts = evaluation_prompts(config, tokenizer, eval_data)
@@ -192,16 +193,6 @@ def is_rank_0() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def role_shapes(config: Config, actor: LoadedConfig, critic: LoadedConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of each weight of the trained roles by its name in a checkpoint."""
-    with torch.device("meta"):
-        models: dict[str, nn.Module] = {"actor": _actor_builder(config)(empty_model(actor, "causal_lm", torch.float32))}
-        if config.algorithm.trains_critic:
-            models["critic"] = Critic(empty_model(critic, "trunk", torch.float32))
-    weights = [role_weights(name, model) for name, model in models.items()]
-    return {name: tuple(tensor.shape) for part in weights for name, tensor in part.items()}
-
-
 def make_sampler(prompts: PromptDataset, config: Config) -> PromptSampler:
     """The order of the prompts; sources with shares are mixed."""
     data, train = config.data, config.train
@@ -215,6 +206,8 @@ def make_sampler(prompts: PromptDataset, config: Config) -> PromptSampler:
 def load_reward(spec: str, reward_fn: RewardCallable | None = None) -> RewardFunction:
     """The caller's reward function, or the one that `--reward_fn` names where there is none."""
     if reward_fn is not None:
+        if not callable(reward_fn):
+            raise ValueError(f"reward_fn must be a function: got {reward_fn!r}. Names are for --reward_fn.")
         return RewardFunction(function_spec(reward_fn), reward_fn)
     with module_errors("reward_fn", spec):
         return resolve_reward(spec)
@@ -243,6 +236,12 @@ def evaluation_prompts(
 def _prompts_of_rows(
     name: str, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataConfig, max_samples: int | None
 ) -> PromptDataset:
+    # A text or a mapping is iterated over its characters or keys.
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+        raise ValueError(
+            f"{name} must be rows, such as a list of dicts: got {type(rows).__name__}. "
+            f"Files are for --{FILES_OF_ROWS[name]}."
+        )
     return make_prompts([Source(name, list(enumerate(islice(rows, max_samples))))], tokenizer, data)
 
 
@@ -305,17 +304,16 @@ def assemble(config: Config, inputs: Inputs) -> Parts:
     torch.manual_seed(config.train.seed)
     done = 0 if inputs.resume_point is None else inputs.resume_point.state.step
     num_steps = steps_of_run(config, inputs.sampler, done)
-    inputs.writer.write_config(dump_yaml(config))
+    with strategy.collectives.collect("writing the configuration"):
+        inputs.writer.write_config(dump_yaml(config))
     ledger = MemoryLedger(strategy.device)
     phases = PhaseClock(ProgressDisplay(num_steps, enabled=strategy.is_rank_0), ledger)
     # Engines look at the memory that is free when they are built: no model is there yet, and theirs leaves at once.
     strategy.create_engine(inputs.tokenizer)
     strategy.sleep_engine()
-    actor, critic = trained_roles(config, inputs, num_steps)
-    initial_model = reference_model(config, inputs, actor.model)
-    teacher = None
-    if inputs.teacher is not None:
-        teacher = strategy.prepare_model(inputs.teacher, "causal_lm", _actor_builder(config), trainable=False)
+    actor, critic = trained_roles(config, strategy, inputs.actor, inputs.critic, num_steps)
+    initial_model = reference_model(config, strategy, inputs.actor, actor.model)
+    teacher = None if inputs.teacher is None else frozen_role(config, strategy, inputs.teacher)
     strategy.register_actor(actor.model)
     experience_maker = FastExperienceMaker(
         config,
@@ -327,6 +325,7 @@ def assemble(config: Config, inputs: Inputs) -> Parts:
         stop_token_ids(inputs.tokenizer, inputs.actor),
         inputs.actor.layout,
         phases,
+        None if config.model.teacher_url is None else RemoteTeacher(strategy, config.model),
     )
     if strategy.is_rank_0:
         for note in strategy.memory_notes():
@@ -336,7 +335,8 @@ def assemble(config: Config, inputs: Inputs) -> Parts:
     frozen = {name: model for name, model in models.items() if model is not None}
     ledger.watch(lambda: strategy.device_bytes(trained, frozen))
     checkpointer = Checkpointer(config, strategy, trained, inputs.tokenizer, inputs.data, inputs.resume_point)
-    evaluation = Evaluation(config, strategy, experience_maker, inputs.eval_prompts, num_steps, inputs.writer, phases)
+    rollouts = experience_maker.rollouts
+    evaluation = Evaluation(config, strategy, rollouts, inputs.eval_prompts, num_steps, inputs.writer, phases)
     profiler = make_profiler(config, strategy, done + 1, num_steps)
     return Parts(
         strategy,
@@ -375,45 +375,3 @@ def steps_of_run(config: Config, sampler: PromptSampler, done: int = 0) -> int:
             -(-wanted // sampler.steps_per_episode),
         )
     return max(done, min(wanted, most))
-
-
-def trained_roles(config: Config, inputs: Inputs, num_steps: int) -> tuple[TrainedRole, TrainedRole | None]:
-    """The actor, and the critic where the estimator needs one, with optimizers as long as the run."""
-    strategy = inputs.strategy
-    updates = optimizer_steps(config, num_steps)
-    frozen = optimizer_steps(config, min(config.algorithm.freezing_actor_steps, num_steps))
-    rates = config.optimizer
-    model = strategy.prepare_model(inputs.actor, "causal_lm", _actor_builder(config), trainable=True)
-    actor = strategy.prepare_optimizer("actor", model, rates.actor_learning_rate, updates - frozen)
-    if not config.algorithm.trains_critic:
-        return actor, None
-    model = strategy.prepare_model(inputs.critic, "trunk", Critic, trainable=True)
-    critic = strategy.prepare_optimizer("critic", model, rates.critic_learning_rate, updates)
-    if config.strategy.offload_critic:
-        strategy.offload_model(critic.model)
-    return actor, critic
-
-
-def reference_model(config: Config, inputs: Inputs, actor: nn.Module) -> nn.Module | None:
-    """What the KL divergence is taken from; an actor that trains an adapter has it inside."""
-    if config.algorithm.init_kl_coef == 0:
-        return None
-    if inputs.actor.adapter is not None:
-        return AdapterReference(actor)
-    return inputs.strategy.prepare_model(inputs.actor, "causal_lm", _actor_builder(config), trainable=False)
-
-
-def optimizer_steps(config: Config, num_steps: int) -> int:
-    """Optimizer steps of a role that learns in so many steps."""
-    return num_steps * config.train.max_epochs * updates_per_epoch(config)
-
-
-def updates_per_epoch(config: Config) -> int:
-    """Optimizer steps in one pass over a step's samples; a smaller last batch counts."""
-    samples = config.rollout.rollout_batch_size * config.rollout.n_samples_per_prompt
-    return -(-samples // config.train.train_batch_size)
-
-
-def _actor_builder(config: Config) -> Callable[[PreTrainedModel], Actor]:
-    entropy_grad = config.algorithm.entropy_coef != 0
-    return lambda model: Actor(model, config.model.chunk_size, entropy_grad)

@@ -12,7 +12,8 @@ from lightrft.ops.aggregation import AGGREGATIONS, Aggregation, mean_scale
 from lightrft.ops.kl import KL_ESTIMATORS
 from lightrft.ops.losses import PolicyLoss, PolicyLossInputs, value_loss
 from lightrft.ops.segments import masked_sum, zero_masked
-from lightrft.strategy.strategy_base import Plan, StepResult, TrainedRole
+from lightrft.strategy.roles import StepResult, TrainedRole
+from lightrft.strategy.strategy_base import Plan
 from lightrft.trainer.fast_exp_maker import LOG_PROB_MISMATCH
 from lightrft.trainer.ppo_trainer import PPOTrainer
 from lightrft.trainer.pretraining import PretrainingTexts

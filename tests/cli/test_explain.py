@@ -135,6 +135,11 @@ def test_bytes_are_those_of_the_stored_dtypes_over_the_ranks(path):
         assert roles["engine"].meaning.startswith(f"{size(count * frozen_bytes)} a rank in ")
 
 
+def test_a_teacher_behind_a_server_takes_no_memory_here(path):
+    role = sections(config(path, "--teacher_url", "http://a:8000", "--teacher_api", "sglang"))[2]["teacher"]
+    assert role == Line("teacher", "behind a server", "http://a:8000 (sglang)")
+
+
 def test_an_adapter_learns_beside_a_frozen_actor_that_is_its_own_reference(path):
     """Rank 2: 2 x (in + out), for q and o 32 + 32, k and v 32 + 16, three more 32 + 64, in two blocks: 2,048."""
     _, _, roles = sections(config(path, "--lora_rank", "2", "--bf16"))
@@ -185,6 +190,21 @@ def test_whatever_would_be_refused_is_among_the_problems_and_the_rest_still_expl
     shown = capsys.readouterr().out
     assert "This would be refused:" in shown and problem in shown
     assert "optimizer steps" in shown and "initial_model" in shown
+
+
+def test_what_other_files_of_a_run_lack_would_be_refused_too(path, tmp_path):
+    """Functions, texts and a teacher are looked at as a run looks at them."""
+    (tmp_path / "mine.py").write_text("def two(inputs, other): ...\ndef answer(answer): ...")
+    (tmp_path / "texts.jsonl").write_text('{"text": "1+1=2"}')
+    for name, value, problem in [
+        ("reward_fn", f"{tmp_path}/mine.py:answer", "first parameter must be response or responses"),
+        ("advantage_estimator", f"{tmp_path}/mine.py:two", "advantage_estimator must name a function of one argument"),
+        ("policy_loss", f"{tmp_path}/mine.py:gone", "has no gone. Its functions: two, answer."),
+        ("pretrain_data", f"{tmp_path}/texts.jsonl", "texts.jsonl, row 0 (line 1)"),
+        ("teacher_pretrain", "./nowhere", "the model folder must exist: ./nowhere"),
+    ]:
+        (found,) = explain(config(path, f"--{name}", value), 2).problems
+        assert problem in found
 
 
 def test_a_value_that_is_wrong_alone_is_said_without_numbers(path, capsys):

@@ -1,6 +1,7 @@
 """The planner's arithmetic, against hand-worked sums, real graphs and the ledger of a real run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,27 @@ def test_what_stays_on_a_rank_is_half_of_the_fp32_weights_and_moments():
 
 def test_roles_that_are_not_in_the_run_have_no_phase():
     assert list(plan(config(algorithm={"init_kl_coef": 0.0}))) == ["generate", "actor", "train", "sync"]
+
+
+def test_a_teacher_scores_after_the_reference_and_alone():
+    """Twice the actor's size: 2e9 parameters in bf16 on two ranks are 2e9 bytes a rank."""
+    teacher = replace(SIZE, total=2 * BILLION, learned=2 * BILLION)
+    for init_kl_coef in (0.0, 0.1):
+        one = config(algorithm={"init_kl_coef": init_kl_coef})
+        [peak] = [peak for peak in plan_memory(one, SIZE, None, 2, teacher=teacher) if peak.phase == "reference"]
+        assert peak.owners["teacher weights"] == 2 * BILLION
+        assert "initial_model weights" not in peak.owners
+
+
+@pytest.mark.parametrize(("adam_offload", "moves"), [(False, False), (True, True)])
+def test_what_deepspeed_cannot_move_stays_in_the_plan(adam_offload, moves):
+    """ZeRO-1 in bf16 has an optimizer that cannot leave, unless it is on the host: 2e9 bytes of weights each."""
+    flags = {"fsdp": False, "zero_stage": 1, "adam_offload": adam_offload, "offload_actor": True}
+    peaks = plan(config(strategy=flags | {"offload_critic": True}), critic=SIZE)
+    assert ("actor weights" in peaks["generate"].owners) is not moves
+    assert ("critic weights" in peaks["actor"].owners) is not moves
+    without = plan(config(strategy=flags | {"offload_actor": False}), critic=SIZE)
+    assert ("--offload_critic" in without["actor"].savings) is moves
 
 
 def test_activations_are_those_of_the_layer_and_checkpointing_keeps_one_input_of_each():

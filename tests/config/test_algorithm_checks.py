@@ -56,12 +56,27 @@ __all__ = ["config"]
         ),
         (
             {"advantage_estimator": "on_policy_distillation"},
-            "on_policy_distillation learns from a teacher: teacher_pretrain is unset. Set --teacher_pretrain.",
+            "on_policy_distillation learns from a teacher: teacher_pretrain and teacher_url are unset. "
+            "Set --teacher_pretrain or --teacher_url.",
         ),
         (
             {"opd_kl_coef": 0.5},
-            "opd_kl_coef weighs the divergence from a teacher: opd_kl_coef=0.5, and teacher_pretrain is unset. "
-            "Set --teacher_pretrain, or drop --opd_kl_coef.",
+            "opd_kl_coef weighs the divergence from a teacher: opd_kl_coef=0.5, and teacher_pretrain and teacher_url "
+            "are unset. Set --teacher_pretrain or --teacher_url, or drop --opd_kl_coef.",
+        ),
+        (
+            {"teacher_url": "http://a:8000", "teacher_pretrain": "teacher"},
+            "there is one teacher: teacher_pretrain=teacher and teacher_url are both set. Drop one of them.",
+        ),
+        (
+            {"teacher_url": "http://a:8000", "temperature": 0.7},
+            "servers give log-probs at temperature 1, and the actor's are those of the policy that samples: "
+            "temperature=0.7. Set --temperature 1, or take --teacher_pretrain.",
+        ),
+        (
+            {"teacher_api": "sglang"},
+            "teacher_api is a setting of teacher_url: teacher_api=sglang, and teacher_url is unset. "
+            "Set --teacher_url, or drop --teacher_api.",
         ),
         ({"eps_clip_high": -0.1}, "eps_clip_high must be above 0: eps_clip_high=-0.1. Change --eps_clip_high."),
         (
@@ -117,6 +132,31 @@ __all__ = ["config"]
 def test_contradictions_are_refused_with_the_reason(flags, message, config):
     """NUM-02, NUM-18."""
     assert errors(config, **flags) == [message]
+
+
+@pytest.mark.parametrize("url", ["http://a:8000", "https://a.b/teacher/", "http://a:1,http://[::1]:2, http://c"])
+def test_servers_of_a_teacher_are_scheme_host_and_port(url, config):
+    check_config(changed(config, teacher_url=url, advantage_estimator="on_policy_distillation"), 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("a:8000", "a:8000"),
+        ("http://a:8000,", ""),
+        ("ftp://a", "ftp://a"),
+        ("http://:8000", "http://:8000"),
+        ("http://a:port", "http://a:port"),
+        ("http://a/v1/", "http://a/v1"),
+        ("http://a/?key=b", "http://a/?key=b"),
+        ("http://me:s3cret@a:8000", "a:8000"),
+    ],
+)
+def test_other_urls_are_refused_without_showing_a_login(url, shown, config):
+    assert errors(config, teacher_url=url) == [
+        "teacher_url must be as http://host:port, without login, query or /v1 (a key goes into "
+        f"LIGHTRFT_TEACHER_API_KEY): {shown!r}. Change --teacher_url."
+    ]
 
 
 def test_a_hot_first_token_is_refused_on_other_engines(config):

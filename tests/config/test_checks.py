@@ -230,6 +230,9 @@ def test_missing_files_and_a_file_in_the_place_of_the_run_folder_are_refused(con
         "eval_data must name files, folders or hub ids: 'gone.csv' is no file. Change --eval_data.",
         "eval_data must name files, folders or hub ids: '' is no file. Change --eval_data.",
     ]
+    assert errors(config, pretrain_data="gone.jsonl") == [
+        "pretrain_data must name files, folders or hub ids: 'gone.jsonl' is no file. Change --pretrain_data."
+    ]
     for path in (prompts, f"{prompts}/run"):
         assert errors(config, save_path=path) == [
             f"save_path must be a folder, or a place for a new one: {prompts} is a file. Change --save_path."

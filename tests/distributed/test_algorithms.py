@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightrft.config import Config
 from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES
@@ -16,6 +17,7 @@ from lightrft.trainer import build_trainer
 from lightrft.trainer.setup import check_inputs
 from tests import tiny_models
 from tests.distributed.runs import make_config, read
+from tests.http_servers import TeacherAnswers, serving
 
 SEVERAL_UPDATES = {"train_batch_size": 8, "max_epochs": 2}
 """Four optimizer steps a rollout: the policy moves away from the one that sampled."""
@@ -114,6 +116,26 @@ def test_a_teacher_draws_the_policy_to_itself_whatever_the_reward(two_ranks, tas
     steps = two_ranks.run(run, config)[0][1:]
     divergences = [step["kl/teacher"] for step in steps]
     assert sum(divergences[-5:]) < 0.5 * sum(divergences[:5])
+
+
+@pytest.mark.parametrize("api", ["openai", "sglang"])
+def test_a_teacher_behind_a_server_gives_the_run_of_the_local_one(two_ranks, task, teacher, tmp_path, api):
+    """Over two steps, beside a reward and with the greedy responses of ReMax, which no teacher scores."""
+    answers = TeacherAnswers(AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32))
+    with serving(answers) as server:
+        teachers = {"local": {"teacher_pretrain": teacher}, api: {"teacher_url": server.url, "teacher_api": api}}
+        configs = [
+            make_config(task, tmp_path / name, model=model, algorithm={"advantage_estimator": "remax"})
+            for name, model in teachers.items()
+        ]
+        local, remote = (two_ranks.run(run, config)[0][1:] for config in configs)
+        # Two steps of 4 prompts x 4 samples, and one question of each rank at the start.
+        assert len(server.requests) == 2 * 16 + 2
+    assert responses(configs[1]) == responses(configs[0])
+    for one, other in zip(local, remote, strict=True):
+        for name in ("kl/teacher", "train/policy_loss", "train/grad_norm"):
+            assert other[name] == pytest.approx(one[name], rel=1e-5, abs=1e-5), name
+    assert abs(local[0]["kl/teacher"]) > 0.1
 
 
 def test_a_loss_on_texts_is_mixed_in_and_falls(two_ranks, one_rank, task, tmp_path):

@@ -1,9 +1,11 @@
 """Checkpoints of whole runs: a run that was stopped, killed or moved to other ranks goes on as if nothing had been."""
 
 import json
+import os
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -328,6 +330,17 @@ def test_the_dtype_of_an_export_is_chosen(finished, tmp_path, dtype, expected):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == expected
     whole = exported_weights(source / "hf")
     assert all(torch.equal(t, whole[name].to(expected)) for name, t in exported_weights(tmp_path / "out").items())
+
+
+def test_an_export_says_what_it_wrote_and_warns_of_no_accelerator(finished, tmp_path):
+    """Saving a model imports DeepSpeed where it is installed, which guesses the accelerator aloud unless it is told."""
+    source = Path(str(finished.checkpoint.ckpt_path)) / "step_00000004"
+    command = [sys.executable, "-c", "import sys; from lightrft.cli.main import main; main(sys.argv[1:])", "export"]
+    environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+    arguments = [str(source), str(tmp_path / "out")]
+    done = subprocess.run(command + arguments, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == f"{source} -> {tmp_path / 'out'}\n"
+    assert "accelerator" not in done.stderr
 
 
 def test_an_export_of_what_is_no_complete_checkpoint_says_why(copied, tmp_path, capsys):

@@ -11,8 +11,8 @@ from lightrft.models.collate import collate
 from lightrft.models.critic import Critic
 from lightrft.models.loading import load_config
 from lightrft.models.lora import sent_weights
+from lightrft.strategy.roles import hf_model_of
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.strategy_base import hf_model_of
 from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS
 from tests import tiny_models
 from tests.distributed.ranks import spawn_ranks
@@ -242,7 +242,12 @@ def test_what_cannot_move_is_named():
     ]
     assert notes("cuda", 3, strategy={"adam_offload": True}) == [
         "DeepSpeed keeps fp32 weights and Adam's state on the host and steps there (--adam_offload)",
-        "ZeRO-3 keeps the reference on the host, and brings it to the device a layer at a time",
+        "ZeRO-3 keeps the reference on the host, and brings a layer at a time to the device",
+    ]
+    # An adapter's reference is the actor, whose weights stay.
+    assert notes("cuda", 3, model={"lora_rank": 8}) == []
+    assert notes("cuda", 3, model={"lora_rank": 8, "teacher_pretrain": "large"}) == [
+        "ZeRO-3 keeps the teacher on the host, and brings a layer at a time to the device"
     ]
     assert notes("cpu", 3, strategy=moves) == ["this rank has no GPU, so nothing moves: --offload_actor"]
 

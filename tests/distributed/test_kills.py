@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from lightrft.config import Config, dump_yaml
 from lightrft.models.actor import Actor
 from lightrft.models.loading import load_config, load_tokenizer
+from lightrft.strategy.roles import TrainedRole
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.strategy_base import TrainedRole
 from lightrft.strategy.utils.checkpoint_folder import PARTIAL, newest_complete
 from lightrft.trainer import build_trainer
 from lightrft.trainer.checkpointing import Checkpointer, TrainingState, find_resume_point, flags_of

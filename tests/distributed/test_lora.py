@@ -17,7 +17,7 @@ from lightrft.models.actor import Actor
 from lightrft.models.collate import collate
 from lightrft.models.loading import load_config, with_adapter
 from lightrft.models.lora import adapter_tensors
-from lightrft.strategy.strategy_base import hf_model_of
+from lightrft.strategy.roles import hf_model_of
 from lightrft.strategy.utils.sharded_state import saved_shapes
 from lightrft.trainer import build_trainer
 from lightrft.trainer.setup import check_inputs

@@ -13,7 +13,7 @@ from lightrft.models.actor import Actor
 from lightrft.models.loading import load_config
 from lightrft.strategy.engine import ManagedEngine, RolloutEngine
 from lightrft.strategy.fsdp.fsdpv2 import FSDPV2Strategy
-from lightrft.strategy.strategy_base import TrainedRole
+from lightrft.strategy.roles import TrainedRole
 from lightrft.strategy.utils.host_buffers import HostBuffers
 from lightrft.trainer import SPMDPPOTrainer
 from lightrft.trainer.ppo_trainer import PPOTrainer

@@ -70,6 +70,22 @@ def test_an_engine_without_log_probs_is_not_judged(two_ranks):
     assert two_ranks.run(without_log_probs) == [0, 0]
 
 
+def judged_without_first_token():
+    """What the check counts of a sample whose first token was drawn from another distribution, as --use_fire does."""
+    check = MismatchCheck(Collectives(CPU), "torch")
+    one, log_probs = scored(101, 0.01)
+    assert one.rollout_log_probs is not None
+    one.rollout_log_probs[0] = -torch.inf
+    one.action_mask[0] = False
+    check.add([one], [log_probs], 1)
+    return check._total, check._tokens
+
+
+def test_tokens_that_are_masked_are_not_judged(two_ranks):
+    # Two ranks with 100 tokens each, which are off by 0.01.
+    assert two_ranks.run(judged_without_first_token) == [(pytest.approx(2.0, rel=1e-4), 200)] * 2
+
+
 def warned():
     lines = []
     handler = logging.Handler()

@@ -103,6 +103,51 @@ def test_a_row_that_lacks_the_label_is_named_with_its_argument(task, tmp_path):
         SPMDPPOTrainer(without_files(make_config(task, tmp_path)), train_data=[rows(task)[0], {"input": "1+1="}])
 
 
+@pytest.mark.parametrize("data", ["prompts.jsonl", {"input": ["1+1="], "label": ["2"]}, 5])
+def test_data_that_is_no_rows_is_refused_with_what_rows_are(data, task, tmp_path):
+    message = (
+        f"train_data must be rows, such as a list of dicts: got {type(data).__name__}. Files are for --prompt_data."
+    )
+    with pytest.raises(ValueError) as caught:
+        SPMDPPOTrainer(without_files(make_config(task, tmp_path)), train_data=data)
+    assert str(caught.value) == message
+
+
+def test_a_reward_given_by_name_is_refused_with_where_names_go(task, tmp_path):
+    with pytest.raises(ValueError, match=r"got 'exact_match'\. Names are for --reward_fn\."):
+        SPMDPPOTrainer(make_config(task, tmp_path), reward_fn="exact_match")
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "got"),
+    [
+        (Callback(), "Callback"),
+        (None, "NoneType"),
+        ([Callback], "a list with type"),
+        ([Callback(), print], "a list with builtin_function_or_method"),
+    ],
+)
+def test_callbacks_that_cannot_be_called_are_refused_before_anything_loads(callbacks, got, task, tmp_path):
+    with pytest.raises(ValueError) as caught:
+        SPMDPPOTrainer(make_config(task, tmp_path, model={"pretrain": "gone"}), callbacks=callbacks)
+    assert str(caught.value) == (
+        f"callbacks must be a list of objects of subclasses of Callback: got {got}. Write callbacks=[MyCallback()]."
+    )
+
+
+def fit_twice(config: Config) -> str:
+    trainer = build_trainer(config)
+    trainer.fit()
+    with pytest.raises(ValueError) as caught:
+        trainer.fit()
+    return str(caught.value)
+
+
+def test_a_trainer_that_has_run_says_so(two_ranks, task, tmp_path):
+    message = "a trainer runs once, and this one has run. Make another."
+    assert two_ranks.run(fit_twice, make_config(task, tmp_path)) == [message, message]
+
+
 def started_on_other_rows(config: Config, task: Path, name: str) -> str:
     import torch.distributed as dist
 

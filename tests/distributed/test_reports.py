@@ -2,12 +2,15 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lightrft.config import Config, dump_yaml
-from lightrft.trainer import build_trainer
+from lightrft.trainer import SPMDPPOTrainer, build_trainer
+from lightrft.trainer.setup import check_inputs, is_rank_0
+from lightrft.utils.metrics import Writers
 from tests.distributed.runs import make_config, read
 from tests.distributed.torchrun import torchrun
 from tests.utils import wandb_file
@@ -63,3 +66,24 @@ def test_chosen_steps_leave_a_trace_of_each_rank_and_the_same_numbers(two_ranks,
 def test_the_reward_curve_is_in_the_run_folder_at_the_end(two_ranks, task, tmp_path):
     two_ranks.run(run, make_config(task, tmp_path, data={"eval_data": str(task / "prompts.jsonl")}))
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+class FullDisk(Writers):
+    def write_config(self, yaml_text: str) -> None:
+        raise OSError("no space left on device")
+
+
+def start_on_a_full_disk(config: Config) -> str:
+    """The first line of what each rank raises where rank 0 cannot write."""
+    inputs = check_inputs(config)
+    writer = FullDisk() if is_rank_0() else inputs.writer
+    with pytest.raises(RuntimeError, match="no space left on device") as caught:
+        SPMDPPOTrainer(config, inputs=replace(inputs, writer=writer))
+    inputs.writer.close()
+    inputs.strategy.close()
+    return str(caught.value).splitlines()[0]
+
+
+def test_a_configuration_that_cannot_be_written_ends_all_ranks(two_ranks, task, tmp_path):
+    messages = two_ranks.run(start_on_a_full_disk, make_config(task, tmp_path))
+    assert messages == ["writing the configuration failed on rank 0 of 2."] * 2

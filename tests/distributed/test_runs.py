@@ -367,7 +367,7 @@ def test_the_saved_model_is_the_trained_one(two_ranks, task, tmp_path):
 
 def whitened(task, save_path):
     from lightrft.rewards.records import RewardOutput
-    from lightrft.trainer.fast_exp_maker import scored
+    from lightrft.trainer.rollouts import scored
     from lightrft.trainer.setup import assemble, check_inputs
     from lightrft.utils.means import Means
 

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from lightrft.models.actor import Actor
 from lightrft.models.collate import collate
 from lightrft.models.loading import load_config
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.engine import EngineState, ManagedEngine
+from lightrft.strategy.fsdp.fsdpv2 import decoder_layers
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams
 from tests import tiny_models
 from tests.distributed.runs import fsdp
@@ -112,6 +115,35 @@ def test_weights_are_cast_when_sent_and_the_master_stays(two_ranks, tmp_path):
         assert (master, master_dtype) == (pytest.approx(1.2345678, abs=1e-7), "torch.float32")
 
 
+def mixed_weights(dtype):
+    """Weights that a rank gathers, and the wanted ones: the last norm and the buffers are plain tensors."""
+    with fsdp() as strategy, torch.no_grad():
+        hf_model = tiny_models.random_model(tiny_models.qwen2())
+        hf_model.model.register_buffer("scale", torch.tensor([1.2345678, 3.0]))
+        hf_model.model.register_buffer("count", torch.tensor(257))
+        wanted = {name: tensor.clone() for name, tensor in persistent_tensors(hf_model)}
+        actor = Actor(hf_model)
+        plain = hf_model.model.norm.weight
+        for layer in decoder_layers(hf_model):
+            fully_shard(layer, mesh=strategy.mesh)
+        fully_shard(actor, mesh=strategy.mesh, ignored_params={plain})
+        assert not isinstance(plain, DTensor) and isinstance(hf_model.model.embed_tokens.weight, DTensor)
+        sent = {name: tensor.clone() for name, tensor in strategy.named_weights(actor, dtype)}
+        plain.add_(0.5)
+        moved = dict(strategy.named_weights(actor, dtype))["model.norm.weight"] - sent["model.norm.weight"]
+        return sent, wanted, moved.unique().tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sharded_and_plain_tensors_of_one_model_are_sent_alike(two_ranks, dtype):
+    """WGT-10: a parameter that FSDP2 ignores, and saved buffers; a counter keeps its dtype, as bf16 has no 257."""
+    for sent, wanted, moved in two_ranks.run(mixed_weights, dtype):
+        assert sent.keys() == wanted.keys() and {"model.scale", "model.count"} < sent.keys()
+        for name, tensor in wanted.items():
+            assert torch.equal(sent[name], tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        assert moved == [0.5]
+
+
 def sleep_cycle(folder):
     with fsdp(folder) as strategy:
         actor = synced(strategy, folder)
@@ -197,3 +229,21 @@ def test_each_rank_gets_its_own_prompts_back_in_order_and_groups_stay_whole(two_
     assert (sum(map(len, first)), sum(map(len, second))) == (12, 20)
     groups = first_groups + second_groups
     assert sorted(groups) == [[(row, j) for j in range(4)] for row in [0, 1, 2, 10, 11, 12, 13, 14]]
+
+
+class SleeplessEngine(EchoEngine):
+    def sleep(self):
+        raise MemoryError("no page-locked memory is left")
+
+
+def sleeping():
+    with fsdp() as strategy:
+        engine = SleeplessEngine() if strategy.rank == 1 else EchoEngine()
+        strategy.engine = ManagedEngine(engine, sleep_level=1)
+        with pytest.raises(RuntimeError, match="no page-locked memory") as caught:
+            strategy.sleep_engine()
+        return str(caught.value).splitlines()[0]
+
+
+def test_an_engine_that_cannot_sleep_on_one_rank_ends_all(two_ranks):
+    assert two_ranks.run(sleeping) == ["engine sleep failed on rank 1 of 2."] * 2

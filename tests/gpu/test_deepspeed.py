@@ -6,7 +6,8 @@ import torch
 from lightrft.models.actor import Actor
 from lightrft.models.collate import collate
 from lightrft.models.loading import load_config
-from lightrft.strategy.strategy_base import StrategyBase, TrainedRole
+from lightrft.strategy.roles import TrainedRole
+from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.trainer import build_trainer
 from tests import tiny_models
 from tests.distributed.runs import BACKENDS, make_config, read, save_task, strategy_on

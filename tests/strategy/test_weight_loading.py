@@ -1,6 +1,6 @@
 """What vLLM's weight loaders write, on a small model with loaders like theirs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -43,6 +43,20 @@ class DeafModel(FusedModel):
 
     def load_weight(self, name: str, weight: Tensor) -> str:
         return name if name == "k" else super().load_weight(name, weight)
+
+
+class UnwatchedModel(FusedModel):
+    """Writes k by an operation that is no copy."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
+    def load_weight(self, name: str, weight: Tensor) -> str:
+        if name != "k":
+            return super().load_weight(name, weight)
+        self.write(self.qk.data[2:], weight)
+        return name
 
 
 WEIGHTS = {
@@ -99,6 +113,40 @@ def test_a_weight_that_the_loaders_drop_is_named() -> None:
     assert changed_weights(model, list(WEIGHTS.items())) == ["k"]
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda target, weight: torch._foreach_copy_([target], [weight]),
+        lambda target, weight: target.index_copy_(0, torch.tensor([0, 1]), weight),
+        lambda target, weight: torch.add(weight, 0, out=target),
+    ],
+)
+def test_a_loader_that_writes_unseen_is_refused_and_never_trusted(write) -> None:
+    """Only copies are watched; at the start, and in each check, what was written otherwise has reached nothing."""
+    model = UnwatchedModel(write)
+    with pytest.raises(NotImplementedError, match=r"one to one: k reaches no parameter\. Set"):
+        check_one_to_one(model, SPECS, CPU)
+    load(model, list(WEIGHTS.items()))
+    assert changed_weights(model, list(WEIGHTS.items())) == ["k"]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_weight_that_comes_in_slices_is_watched_whole(rows) -> None:
+    """By indexing, and through a flat view of the parameter."""
+
+    def write(target: Tensor, weight: Tensor) -> None:
+        for i in range(0, 2, rows):
+            target[i : i + rows] = weight[i : i + rows]
+        target.view(-1)[3:].copy_(weight.reshape(-1)[3:])
+
+    model = UnwatchedModel(write)
+    check_one_to_one(model, SPECS, CPU)
+    load(model, list(WEIGHTS.items()))
+    assert changed_weights(model, list(WEIGHTS.items())) == []
+    model.qk[2, 1] += 1.0
+    assert changed_weights(model, list(WEIGHTS.items())) == ["k"]
+
+
 def test_weights_in_one_block_of_memory_are_told_apart() -> None:
     """As they come from one gather of a whole layer."""
     block = torch.arange(8.0).view(4, 2)
@@ -114,13 +162,13 @@ def test_a_model_that_takes_every_weight_and_has_no_other_is_one_to_one() -> Non
 
 def test_weights_without_a_place_and_places_without_a_weight_are_named() -> None:
     """WGT-01."""
-    with pytest.raises(NotImplementedError, match=r"k reaches no parameter; qk is reached by no weight, or in part\.$"):
+    with pytest.raises(NotImplementedError, match=r"no parameter; qk is reached by no weight, or in part\. Set"):
         check_one_to_one(DeafModel(), SPECS, CPU)
-    with pytest.raises(NotImplementedError, match=r"one to one: norm is reached by no weight, or in part\.$"):
+    with pytest.raises(NotImplementedError, match=r"one to one: norm is reached by no weight, or in part\. Set"):
         check_one_to_one(FusedModel(), [spec for spec in SPECS if spec.name != "norm"], CPU)
 
 
 @pytest.mark.parametrize("spec", [WeightSpec("v", (2, 2), torch.float32), WeightSpec("q", (3, 2), torch.float32)])
 def test_what_the_loaders_refuse_is_said_in_their_words(spec) -> None:
-    with pytest.raises(NotImplementedError, match=r"its loaders fail \((KeyError: 'v'|RuntimeError: .*size)"):
+    with pytest.raises(NotImplementedError, match=r"its loaders fail \((KeyError: 'v'|RuntimeError: .*size).* Set"):
         check_one_to_one(FusedModel(), [*SPECS, spec], CPU)

@@ -6,7 +6,7 @@ import pytest
 
 from lightrft.rewards.records import RewardOutput
 from lightrft.trainer.evaluation import add_group_means
-from lightrft.trainer.fast_exp_maker import scored
+from lightrft.trainer.rollouts import scored
 from lightrft.utils.means import Means, merged_means
 from tests.tiny_models import sample
 

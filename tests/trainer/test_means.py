@@ -5,8 +5,9 @@ import torch
 
 from lightrft.rewards.records import RewardOutput
 from lightrft.trainer.evaluation import before_and_after
-from lightrft.trainer.fast_exp_maker import add_reward_means, scored
+from lightrft.trainer.fast_exp_maker import add_reward_means
 from lightrft.trainer.records import with_deviation
+from lightrft.trainer.rollouts import scored
 from lightrft.utils.means import Means, merged_means
 from tests.tiny_models import sample
 

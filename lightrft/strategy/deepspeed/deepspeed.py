@@ -11,16 +11,18 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from lightrft.config import Config
-from lightrft.models.loading import Kind, LoadedConfig, empty_model, pretrained_weights
+from lightrft.models.loading import Kind, LoadedConfig
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.deepspeed import library
 from lightrft.strategy.deepspeed.fragments import flats_of
 from lightrft.strategy.deepspeed.moves import Moves
-from lightrft.strategy.deepspeed.settings import frozen_settings, trained_settings, zero_stage
+from lightrft.strategy.deepspeed.settings import frozen_settings, has_bf16_optimizer, trained_settings, zero_stage
 from lightrft.strategy.deepspeed.zero_state import ZeroState
-from lightrft.strategy.strategy_base import RoleTensors, StrategyBase, TrainedRole, stored_dtype
+from lightrft.strategy.roles import RoleTensors, TrainedRole, hf_model_of, stored_dtype
+from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.host_buffers import HostBuffers
-from lightrft.strategy.utils.optimization import make_scheduler, parameter_groups
+from lightrft.strategy.utils.optimization import make_optimizer, make_scheduler
+from lightrft.strategy.utils.role_loading import SentWeights, empty_role
 from lightrft.strategy.utils.sharded_state import save_tensors
 
 
@@ -61,15 +63,9 @@ class DeepspeedStrategy(StrategyBase):
     ) -> nn.Module:
         # A trained role computes with these weights, and its optimizer makes fp32 masters of them.
         dtype = stored_dtype(self.config, trainable=False)
-        hf_model = empty_model(loaded, kind, dtype)
-        if trainable and self.config.model.gradient_checkpointing:
-            hf_model.gradient_checkpointing_enable({"use_reentrant": False})
-        with torch.device("meta"):
-            role = build(hf_model)
-        if not trainable:
-            role.requires_grad_(False)
-        role.train(trainable)
-        self._load(role, hf_model, loaded, kind, dtype, on_host=not trainable)
+        role = empty_role(self.config, loaded, kind, dtype, build, trainable)
+        weights = SentWeights(loaded, kind, dtype, hf_model_of(role), self.collectives)
+        self._load(role, weights, dtype, on_host=not trainable)
         if trainable:
             return role
         if self.stage == 3:
@@ -77,44 +73,27 @@ class DeepspeedStrategy(StrategyBase):
         self.offload_model(role)
         return role
 
-    def _load(
-        self,
-        role: nn.Module,
-        hf_model: PreTrainedModel,
-        loaded: LoadedConfig,
-        kind: Kind,
-        dtype: torch.dtype,
-        on_host: bool,
-    ) -> None:
-        """Rank 0 reads the weights and sends them one by one; under ZeRO-3 each is cut up before the next one comes."""
-        weights: dict[str, Tensor] = {}
-        names = {tensor: name for name, tensor in persistent_tensors(hf_model)}
-        with self.collectives.collect(f"loading {loaded.pretrain}"):
-            if self.is_rank_0:
-                weights = pretrained_weights(loaded, kind, dtype)
-                if absent := [name for name in names.values() if name not in weights]:
-                    raise ValueError(f"{loaded.pretrain} lacks {', '.join(absent[:5])}")
+    def _load(self, role: nn.Module, weights: SentWeights, dtype: torch.dtype, on_host: bool) -> None:
+        """Gives the role its weights one by one; under ZeRO-3 each is cut up before the next one comes."""
+        names = {tensor: name for name, tensor in persistent_tensors(hf_model_of(role))}
 
-        def sent(target: Tensor, dtype: torch.dtype) -> Tensor:
-            """What the model is without a weight of its own, a value head, starts at 0."""
-            full = torch.zeros(target.shape, dtype=dtype, device=self.device)
+        def whole(target: Tensor, dtype: torch.dtype) -> Tensor:
             if target in names:
-                if self.is_rank_0:
-                    full.copy_(weights.pop(names[target]).detach())
-                self.collectives.broadcast(full)
-            return full
+                return weights.whole(names[target], target.shape, dtype)
+            # What the model is without a weight of its own, a value head, starts at 0.
+            return torch.zeros(target.shape, dtype=dtype, device=self.device)
 
         # A tied weight is one parameter in two modules, and stays one.
         made: dict[Tensor, nn.Parameter] = {}
         for module in role.modules():
             for name, target in list(module.named_parameters(recurse=False)):
                 if target not in made:
-                    made[target] = nn.Parameter(sent(target, dtype), requires_grad=target.requires_grad)
+                    made[target] = nn.Parameter(whole(target, dtype), requires_grad=target.requires_grad)
                     if self.stage == 3:
                         library.cut_up(made[target], on_host, pinned=self.device.type == "cuda")
                 setattr(module, name, made[target])
             for name, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, name, sent(buffer, buffer.dtype) if buffer in names else buffer.to(self.device))
+                setattr(module, name, whole(buffer, buffer.dtype) if buffer in names else buffer.to(self.device))
 
     def _initialize(self, role: nn.Module, settings: dict[str, Any], optimizer: AdamW | None = None) -> nn.Module:
         self._engines.append(library.initialize(role, settings, optimizer, self.group_timeout))
@@ -122,12 +101,7 @@ class DeepspeedStrategy(StrategyBase):
 
     def prepare_optimizer(self, name: str, model: nn.Module, learning_rate: float, num_steps: int) -> TrainedRole:
         options = self.config.optimizer
-        optimizer = AdamW(
-            parameter_groups(model, options.l2, self.full_shape),
-            lr=learning_rate,
-            betas=options.adam_betas,
-            eps=options.adam_eps,
-        )
+        optimizer = make_optimizer(model, options, learning_rate, self.full_shape)
         engine = self._initialize(model, trained_settings(self.config, model, self.device.type), optimizer)
         self._moves[engine] = Moves(engine, optimizer, self.device)
         return TrainedRole(name, engine, optimizer, make_scheduler(optimizer, options, num_steps))
@@ -206,12 +180,7 @@ class DeepspeedStrategy(StrategyBase):
 
     @property
     def _moves_trained(self) -> bool:
-        return self.device.type == "cuda" and not self._has_bf16_optimizer
-
-    @property
-    def _has_bf16_optimizer(self) -> bool:
-        """Whether DeepSpeed trains with an optimizer that it cannot offload."""
-        return self.stage == 1 and self.config.model.bf16 and not self.config.strategy.adam_offload
+        return self.device.type == "cuda" and not has_bf16_optimizer(self.config)
 
     def memory_notes(self) -> list[str]:
         strategy = self.config.strategy
@@ -221,13 +190,20 @@ class DeepspeedStrategy(StrategyBase):
             asked += ["--adam_offload"] if strategy.adam_offload else []
             return [f"this rank has no GPU, so nothing moves: {', '.join(asked)}"] if asked else []
         notes = []
-        if asked and self._has_bf16_optimizer:
+        if asked and has_bf16_optimizer(self.config):
             notes.append(f"DeepSpeed cannot move what ZeRO-1 trains in bf16, so nothing moves: {', '.join(asked)}")
         if strategy.adam_offload:
             notes.append("DeepSpeed keeps fp32 weights and Adam's state on the host and steps there (--adam_offload)")
-        if self.stage == 3 and self.config.algorithm.init_kl_coef > 0:
-            notes.append("ZeRO-3 keeps the reference on the host, and brings it to the device a layer at a time")
+        if self.stage == 3 and (frozen := self._frozen_roles()):
+            notes.append(f"ZeRO-3 keeps {' and '.join(frozen)} on the host, and brings a layer at a time to the device")
         return notes
+
+    def _frozen_roles(self) -> list[str]:
+        """Those with weights of their own: an adapter's reference is the actor."""
+        model = self.config.model
+        has_reference = self.config.algorithm.init_kl_coef > 0 and not model.trains_adapter
+        is_there = {"the reference": has_reference, "the teacher": model.teacher_pretrain is not None}
+        return [name for name, is_given in is_there.items() if is_given]
 
     @torch.no_grad()
     def model_tensors(self, model: nn.Module) -> list[Tensor]:
@@ -252,6 +228,6 @@ class DeepspeedStrategy(StrategyBase):
         """Averaged over ranks. ZeRO-3, and DeepSpeed's optimizer for bf16, keep memory for them all the time."""
         if self.stage == 3:
             return [engine.optimizer.grad_partitions_flat_buffer]
-        if self._has_bf16_optimizer:
+        if has_bf16_optimizer(self.config):
             return list(engine.optimizer.fp32_groups_gradients_flat)
         return [gradient for group in engine.optimizer.averaged_gradients.values() for gradient in group or ()]

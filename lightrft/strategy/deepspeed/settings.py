@@ -15,6 +15,11 @@ def zero_stage(config: Config) -> int:
     return config.strategy.zero_stage or 2
 
 
+def has_bf16_optimizer(config: Config) -> bool:
+    """Whether DeepSpeed trains with an optimizer of its own for bf16, which it cannot offload."""
+    return zero_stage(config) == 1 and config.model.bf16 and not config.strategy.adam_offload
+
+
 def trained_settings(config: Config, role: nn.Module, device_type: str) -> dict[str, Any]:
     """Of a role that learns: fp32 master weights and moments, fp32 sums of gradients."""
     zero: dict[str, Any] = {"stage": zero_stage(config)}

@@ -10,16 +10,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
-from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from lightrft.models.critic import ValueHead
-from lightrft.models.loading import Kind, LoadedConfig, empty_model, materialize, pretrained_weights
+from lightrft.models.loading import Kind, LoadedConfig, materialize
 from lightrft.models.weights import persistent_tensors
-from lightrft.strategy.strategy_base import RoleTensors, StrategyBase, TrainedRole, stored_dtype
+from lightrft.strategy.roles import RoleTensors, TrainedRole, hf_model_of, stored_dtype
+from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.gathering import cast_tensors, gather_rows
 from lightrft.strategy.utils.host_buffers import HostBuffers
-from lightrft.strategy.utils.optimization import make_scheduler, parameter_groups
+from lightrft.strategy.utils.optimization import make_optimizer, make_scheduler
+from lightrft.strategy.utils.role_loading import SentWeights, empty_role
 from lightrft.strategy.utils.sharded_state import (
     load_optimizer_state,
     load_tensors,
@@ -47,19 +48,16 @@ class FSDPV2Strategy(StrategyBase):
         trainable: bool,
     ) -> nn.Module:
         dtype = stored_dtype(self.config, trainable and loaded.adapter is None)
-        hf_model = empty_model(loaded, kind, dtype)
-        if trainable and self.config.model.gradient_checkpointing:
-            hf_model.gradient_checkpointing_enable({"use_reentrant": False})
-        with torch.device("meta"):
-            role = build(hf_model)
-        if not trainable:
-            role.requires_grad_(False)
-        role.train(trainable)
+        role = empty_role(self.config, loaded, kind, dtype, build, trainable)
+        hf_model = hf_model_of(role)
         # A critic is the role that learns without an LM head.
         offloads = trainable and self._lives_on_host(kind == "trunk")
         self._shard(role, hf_model, offloads)
         materialize(role, torch.device("cpu") if offloads else self.device, self.device)
-        self._load(hf_model, loaded, kind, dtype)
+        weights = SentWeights(loaded, kind, dtype, hf_model, self.collectives)
+        for name, target in persistent_tensors(hf_model):
+            # Each rank keeps its shard.
+            _copy_shard(weights.whole(name, target.shape, target.dtype), target.detach())
         for module in role.modules():
             if isinstance(module, ValueHead):
                 module.reset_parameters()
@@ -85,30 +83,9 @@ class FSDPV2Strategy(StrategyBase):
         # The root would keep its gathered weights after a forward without gradients, and train on with stale ones.
         fully_shard(role, mesh=self.mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
 
-    def _load(self, hf_model: PreTrainedModel, loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> None:
-        """Rank 0 reads the weights and sends them one by one; each rank keeps its shard."""
-        weights: dict[str, Tensor] = {}
-        with self.collectives.collect(f"loading {loaded.pretrain}"):
-            if self.is_rank_0:
-                weights = pretrained_weights(loaded, kind, dtype)
-                if absent := [name for name, _ in persistent_tensors(hf_model) if name not in weights]:
-                    raise ValueError(f"{loaded.pretrain} lacks {', '.join(absent[:5])}")
-        for name, target in persistent_tensors(hf_model):
-            if self.is_rank_0:
-                full = weights.pop(name).detach().to(self.device)
-            else:
-                full = torch.empty(target.shape, dtype=target.dtype, device=self.device)
-            self.collectives.broadcast(full)
-            _copy_shard(full, target.detach())
-
     def prepare_optimizer(self, name: str, model: nn.Module, learning_rate: float, num_steps: int) -> TrainedRole:
         options = self.config.optimizer
-        optimizer = AdamW(
-            parameter_groups(model, options.l2, self.full_shape),
-            lr=learning_rate,
-            betas=options.adam_betas,
-            eps=options.adam_eps,
-        )
+        optimizer = make_optimizer(model, options, learning_rate, self.full_shape)
         return TrainedRole(name, model, optimizer, make_scheduler(optimizer, options, num_steps))
 
     # Optimisation

@@ -1,27 +1,31 @@
-"""What every backend's optimizer is made of: parameter groups, and the schedule of the learning rate."""
+"""Optimization: every backend's optimizer, and the schedule of its learning rate."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
 from lightrft.config import OptimizerConfig
 
+FullShape: TypeAlias = Callable[[Tensor], tuple[int, ...]]
+"""Gives the shape of the weight of which a parameter is a shard."""
 
-def parameter_groups(
-    model: nn.Module, weight_decay: float, full_shape: Callable[[Tensor], tuple[int, ...]]
-) -> list[dict[str, Any]]:
-    """Trainable parameters for an optimizer: matrices decay, biases and norm weights do not; none is empty.
 
-    Args:
-        model: Its parameters may be shards.
-        weight_decay: Of matrices.
-        full_shape: Shape of the weight of which a parameter is a shard.
-    """
+def make_optimizer(model: nn.Module, options: OptimizerConfig, learning_rate: float, full_shape: FullShape) -> AdamW:
+    return AdamW(
+        parameter_groups(model, options.l2, full_shape),
+        lr=learning_rate,
+        betas=options.adam_betas,
+        eps=options.adam_eps,
+    )
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, full_shape: FullShape) -> list[dict[str, Any]]:
+    """Trainable parameters for an optimizer: matrices decay, biases and norm weights do not; none is empty."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if len(full_shape(p)) >= 2], "weight_decay": weight_decay},

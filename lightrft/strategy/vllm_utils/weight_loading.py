@@ -60,7 +60,8 @@ def check_one_to_one(model: WeightLoading, specs: Sequence[WeightSpec], device: 
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise NotImplementedError(
-            f"vLLM's model must take the weights of Hugging Face's as they are: its loaders fail ({reason})."
+            f"vLLM's model must take the weights of Hugging Face's as they are: its loaders fail ({reason}). "
+            "Set --engine_type torch."
         ) from error
     faults = [f"{spec.name} reaches no parameter" for spec in specs if spec.name not in reached]
     faults += [
@@ -70,7 +71,8 @@ def check_one_to_one(model: WeightLoading, specs: Sequence[WeightSpec], device: 
     ]
     if faults:
         raise NotImplementedError(
-            f"vLLM's model must have the weights of Hugging Face's, one to one: {'; '.join(faults[:5])}."
+            f"vLLM's model must have the weights of Hugging Face's, one to one: {'; '.join(faults[:5])}. "
+            "Set --engine_type torch."
         )
 
 

@@ -2,7 +2,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from lightrft.trainer.fast_exp_maker import make_sample, without_first_token
+from lightrft.trainer.rollouts import make_sample, without_first_token
 from lightrft.types import GenerationOutput, PromptExample
 from tests import tiny_models
 
