@@ -12,7 +12,7 @@ from lightrft.models.loading import empty_model, load_tokenizer, pretrained_weig
 from lightrft.models.weights import persistent_tensors
 
 CASE = Case("fsdp2", "torch", "tiny")
-COMMON = {"engine_mem_util": 0.4, "engine_tp_size": 1, "fp32": True}
+COMMON = {"engine_mem_util": 0.4, "engine_tp_size": 1, "fp32": True, "enforce_eager": False}
 
 
 def flags(**own):
