@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.cases import ROOT, environment
 from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES
 from lightrft.utils.plots import Course, course, moving_average
@@ -27,6 +29,8 @@ AVERAGED = 10
 ONE_UPDATE = ("--actor_learning_rate", "3e-4")
 FOUR_UPDATES = ("--train_batch_size", "128", "--micro_train_batch_size", "128", "--actor_learning_rate", "1e-4")
 """Four optimizer steps a rollout, so that ratios leave 1 and losses differ."""
+TEACHER = "{runs}/estimators/group_norm-{seed}/model"
+"""What a run before has made of the example's model."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class Case:
 
 
 def estimator_case(name: str) -> Case:
-    critic = ("--critic_learning_rate", "3e-4") if name == "gae" else ()
-    return Case(name, ("--advantage_estimator", name, *critic, *ONE_UPDATE))
+    more = {"gae": ("--critic_learning_rate", "3e-4"), "on_policy_distillation": ("--teacher_pretrain", TEACHER)}
+    return Case(name, ("--advantage_estimator", name, *more.get(name, ()), *ONE_UPDATE))
 
 
 LOSS_FLAGS: Mapping[str, tuple[str, ...]] = {
@@ -55,8 +59,7 @@ DAPO_FLAGS = (
     *("--generate_max_len", "6", "--overlong_buffer", "--overlong_buffer_len", "2"),
 )
 
-# Without a teacher here.
-ESTIMATORS = [estimator_case(name) for name in ADVANTAGE_NAMES if name != "on_policy_distillation"]
+ESTIMATORS = [estimator_case(name) for name in ADVANTAGE_NAMES]
 LOSSES = [Case(name, ("--policy_loss", name, *LOSS_FLAGS.get(name, ()), *FOUR_UPDATES)) for name in POLICY_LOSS_NAMES]
 ALGORITHMS = [
     Case("GRPO", ("--advantage_estimator", "group_norm", *ONE_UPDATE)),
@@ -79,7 +82,9 @@ PREFACE = """# Algorithms
 The addition example (`examples/addition/`) with every estimator and policy loss: a character model of 0.8M parameters,
 64 prompts x 8 answers a step, {steps} steps, reward 1 for a right sum. `lightrft explain --algorithms` has formulas and
 sources. Rates are not tuned for each: the curves show that an algorithm learns, not which is best. DAPO's are of the
-prompts that it keeps.
+prompts that it keeps. dr_grpo and reinforce_baseline have the same advantages: what sets Dr. GRPO apart is
+`--loss_agg_mode seq-mean-token-sum-norm`, which is not set here. on_policy_distillation sees no reward: its teacher is
+the model that group_norm has trained.
 
 Made by `python -m benchmarks.algorithms`: {environment}."""
 
@@ -157,7 +162,7 @@ def command(args: argparse.Namespace, case: Case, seed: int, folder: Path) -> li
             f"{data}/heldout.jsonl",
         ),
         *("--max_steps", str(args.steps), "--seed", str(seed), "--save_path", str(folder.absolute())),
-        *case.flags,
+        *(flag.format(runs=args.runs.absolute(), seed=seed) for flag in case.flags),
     ]
 
 
@@ -169,10 +174,14 @@ def draw(
     picture: Path,
 ) -> None:
     """One curve a case, a moving average of the training reward; over several seeds their mean and range."""
+    from cycler import cycler
+    from matplotlib.colors import TABLEAU_COLORS
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
+    # There are ten colours; those that come again are dashed.
+    axes.set_prop_cycle(cycler(linestyle=["-", "--"]) * cycler(color=TABLEAU_COLORS.values()))
     for case in cases:
         made = [result for seed in seeds if (result := results[section, case, seed]) is not None]
         if not made:
@@ -187,7 +196,9 @@ def draw(
             axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.15)
     axes.set(xlabel="step", ylabel=f"mean reward, average of {AVERAGED} steps", title=TITLES[section])
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    # In the order in which the curves end.
+    lines = sorted(axes.lines, key=lambda line: np.asarray(line.get_ydata())[-1], reverse=True)
+    axes.legend(handles=lines, fontsize=8)
     figure.savefig(picture, dpi=150)
 
 
