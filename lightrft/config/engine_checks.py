@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
@@ -55,10 +56,8 @@ def _vllm_version() -> Iterator[str]:
 def vllm_version() -> str | None:
     """Version of the installed vLLM, or None; it is not imported."""
     for name in VLLM_PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return None
 
 
