@@ -1,8 +1,9 @@
-"""Records that reward functions take and give."""
+"""Records that rewards take and give."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 RESERVED_COMPONENTS = ("mean", "mean_square", "std", "excluded", "reward", "response_length", "truncated")
 """What metrics say of the score itself and of the response, under the same prefix as the components."""
@@ -22,6 +23,8 @@ class RewardInput:
     """Index of the row in its file: errors name it."""
     finish_reason: str
     """`stop` or `length`."""
+    media: Mapping[str, Any] = field(default_factory=dict)
+    """The row's images, clips and sounds; empty for text."""
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,42 @@ class RewardOutput:
     """None = excluded: outside the group statistics and the loss."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Further numbers, for metrics and samples.jsonl."""
+
+
+FaultKind: TypeAlias = Literal["ungradable", "error"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a response has no grade."""
+
+    kind: FaultKind
+    """`ungradable`: the response took the grader over its limits, or the row's gold answer cannot be read. `error`: a
+    failure that says nothing of the response, of a function, a server, or for want of time."""
+    message: str
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What one component of the reward gives one response."""
+
+    value: float | None
+    """None = the response is left out."""
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers, for metrics and samples.jsonl."""
+    fault: Fault | None = None
+    """Why there is no value; None where there is one, or where the response is left out on purpose."""
+
+
+class RewardSource(Protocol):
+    """One component of the reward. It is used by one thread at a time, the same all along."""
+
+    name: str
+
+    def grade(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Grade]:
+        """One grade for each input, in order.
+
+        Args:
+            runner: Whose event loop runs what is async; the same in each call.
+        """
+        ...

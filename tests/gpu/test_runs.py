@@ -20,7 +20,7 @@ TRAIN = Path(__file__).parents[2] / "examples/gsm8k_geo3k/train_colocate.py"
 FLAGS = shlex.split(
     "--bf16 --gradient_checkpointing --advantage_estimator group_norm --init_kl_coef 0.01 --rollout_batch_size 32 "
     "--n_samples_per_prompt 8 --train_batch_size 256 --max_tokens_per_micro_batch 16384 --prompt_max_len 128 "
-    "--generate_max_len 256 --num_episodes 20 --lr_warmup_steps 0 --actor_learning_rate 1e-6"
+    "--generate_max_len 128 --num_episodes 20 --lr_warmup_steps 0 --actor_learning_rate 1e-6"
 )
 BACKENDS = {"fsdp2": ["--fsdp"], "zero3": ["--zero_stage", "3"]}
 
