@@ -65,7 +65,11 @@ def main(module: str, measure: Callable[[Case, argparse.Namespace], Row], add_fl
         if os.environ["RANK"] == "0":
             args.row.write_text(json.dumps(row))
         return
-    rows = [run(module, Case(*case), args) for case in itertools.product(args.backends, args.engine_types, args.sizes)]
+    rows: list[Row] = []
+    for case in itertools.product(args.backends, args.engine_types, args.sizes):
+        rows.append(run(module, Case(*case), args))
+        # A later case may take the whole run with it.
+        sys.stderr.write(f"{json.dumps(rows[-1])}\n")
     sys.stdout.write(f"\n{environment(args)}\n\n{markdown(rows)}\n")
 
 

@@ -103,7 +103,7 @@ class DeepspeedStrategy(StrategyBase):
         options = self.config.optimizer
         optimizer = make_optimizer(model, options, learning_rate, self.full_shape)
         engine = self._initialize(model, trained_settings(self.config, model, self.device.type), optimizer)
-        self._moves[engine] = Moves(engine, optimizer, self.device)
+        self._moves[engine] = Moves(engine, optimizer, self.host_buffers)
         return TrainedRole(name, engine, optimizer, make_scheduler(optimizer, options, num_steps))
 
     # Optimisation
