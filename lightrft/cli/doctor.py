@@ -41,6 +41,12 @@ OPTIONAL = {
     "deepspeed": ("training without --fsdp", "zero_stage"),
     "vllm": ("--engine_type vllm", "engine_type"),
     "sglang": ("--engine_type sglang", "engine_type"),
+    "torchvision": ("images and videos", "image_key"),
+    "av": ("videos", "video_key"),
+    "soundfile": ("sounds", "audio_key"),
+    "soxr": ("sounds", "audio_key"),
+    "fastapi": ("lightrft serve-rm", "remote_rm_url"),
+    "uvicorn": ("lightrft serve-rm", "remote_rm_url"),
 }
 """Packages that a run can do without: what each is needed for, and the flag that this begins with."""
 

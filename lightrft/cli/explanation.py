@@ -1,6 +1,6 @@
 """Explanation of a configuration: what a step and the run are made of, in numbers, before anything is loaded."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -9,8 +9,9 @@ from torch import nn
 
 from lightrft.cli.model_size import ModelSize
 from lightrft.cli.planner import plan_memory
-from lightrft.config import Config, check_config
+from lightrft.config import Config, RewardConfig, check_config
 from lightrft.config.checks import range_errors
+from lightrft.datasets.prompts import PromptDataset
 from lightrft.models.critic import Critic
 from lightrft.models.loading import (
     LoadedConfig,
@@ -27,9 +28,12 @@ from lightrft.strategy.strategy import get_strategy
 from lightrft.strategy.utils.distributed_util import local_share
 from lightrft.strategy.utils.optimization import warmup_steps
 from lightrft.trainer.functions import load_estimator, load_policy_loss
+from lightrft.trainer.local_rewards import LoadedRewardModel, load_reward_models
+from lightrft.trainer.media_setup import media_loader
+from lightrft.trainer.reward_setup import load_rewards
 from lightrft.trainer.roles import optimizer_steps, updates_per_epoch
 from lightrft.trainer.setup import (
-    load_reward,
+    check_freezing,
     load_teacher,
     make_sampler,
     pretraining_texts,
@@ -80,16 +84,20 @@ def explain(config: Config, world_size: int) -> Explanation:
         critic = attempt(lambda: load_config(model.critic_pretrain or "", model.packing, "trunk"), problems)
     if actor is not None:
         attempt(lambda: check_lengths(config, actor), problems)
+        attempt(lambda: check_freezing(actor, model.freeze_prefix), problems)
     adapted = None if actor is None else attempt(lambda: with_adapter(actor, config), problems)
     teacher = None
     if model.teacher_pretrain is not None:
         teacher = attempt(lambda: load_config(model.teacher_pretrain or "", model.packing), problems)
+    reward_models = attempt(lambda: load_reward_models(config), problems) or []
     sections = {
         f"A step on {ranks(world_size)}": list(step_lines(config, world_size)),
         "The run": list(run_lines(config, problems)),
-        "Roles, without activations and the engine's KV cache": list(role_lines(config, adapted, critic, world_size)),
+        "Roles, without activations and the engine's KV cache": list(
+            role_lines(config, adapted, critic, reward_models, world_size)
+        ),
         "Peak of each phase on a rank's device, estimated": list(
-            memory_lines(config, adapted, critic, teacher, world_size)
+            memory_lines(config, adapted, critic, teacher, reward_models, world_size)
         ),
     }
     return Explanation(sections, list(dict.fromkeys(problems)))
@@ -107,11 +115,16 @@ def attempt(function: Callable[[], T], problems: list[str]) -> T | None:
 def check_parts(config: Config, problems: list[str]) -> None:
     """Functions, texts and teacher of flags that are right themselves: else they are complained of there."""
     algorithm, model = config.algorithm, config.model
-    attempt(lambda: load_reward(config.reward.reward_fn), problems)
+    attempt(lambda: load_rewards(config), problems)
     attempt(lambda: load_estimator(algorithm.advantage_estimator), problems)
     attempt(lambda: load_policy_loss(algorithm.policy_loss), problems)
     if config.data.pretrain_data is not None:
-        attempt(lambda: pretraining_texts(config, load_tokenizer(model.pretrain)), problems)
+        attempt(
+            lambda: pretraining_texts(
+                config, load_tokenizer(model.pretrain), load_config(model.pretrain, model.packing)
+            ),
+            problems,
+        )
     if model.teacher_pretrain is not None:
         actor = attempt(lambda: load_config(model.pretrain, model.packing), problems)
         if actor is not None:
@@ -194,12 +207,23 @@ def micro_batch_line(config: Config, num_responses: int, world_size: int, longes
 # The run
 
 
+def read_prompts(config: Config) -> PromptDataset:
+    """Those to train on, as a run reads them."""
+    model = config.model
+    media = media_loader(config, load_config(model.pretrain, model.packing))
+    try:
+        return training_prompts(config, load_tokenizer(model.pretrain), media=media)
+    finally:
+        if media is not None:
+            media.close()
+
+
 def run_lines(config: Config, problems: list[str]) -> Iterator[Line]:
     """Steps of the run, where its data can be read."""
     train, algorithm = config.train, config.algorithm
     prompts = None
     if config.data.prompt_data is not None:
-        prompts = attempt(lambda: training_prompts(config, load_tokenizer(config.model.pretrain)), problems)
+        prompts = attempt(lambda: read_prompts(config), problems)
     sampler = None if prompts is None else attempt(lambda: make_sampler(prompts, config), problems)
     if prompts is None or sampler is None:
         yield Line("steps", "unknown", "the data cannot be used: see below")
@@ -241,7 +265,11 @@ def warmup_line(config: Config, role: str, updates: int, peak: float) -> Line:
 
 
 def role_lines(
-    config: Config, actor: LoadedConfig | None, critic: LoadedConfig | None, world_size: int
+    config: Config,
+    actor: LoadedConfig | None,
+    critic: LoadedConfig | None,
+    reward_models: Sequence[LoadedRewardModel],
+    world_size: int,
 ) -> Iterator[Line]:
     """The roles that are loaded and why, and what each rank holds of them."""
     algorithm, rollout = config.algorithm, config.rollout
@@ -265,11 +293,31 @@ def role_lines(
         yield trained_line("critic", None if critic is None else critic_parameters(critic, trained), config, world_size)
     else:
         yield Line("critic", "none", f"--advantage_estimator {algorithm.advantage_estimator} needs none")
+    yield from reward_model_lines(config, reward_models, world_size)
+    yield from reward_server_lines(config.reward)
     sleep = "sleeps between rollouts" if rollout.enable_engine_sleep else "never sleeps (--disable_engine_sleep)"
     held = per_rank(count, frozen.itemsize, 1)
     yield Line("engine", rollout.engine_type, f"{held} in {name(frozen)} while awake; {sleep}")
     if actor is not None:
         yield Line("layout", actor.layout, f"--packing {config.model.packing}, attention {actor.attention}")
+
+
+def reward_server_lines(options: RewardConfig) -> Iterator[Line]:
+    if options.remote_rm_url is not None:
+        rows = f"{options.remote_rm_batch_size:,} responses a request (--remote_rm_batch_size)"
+        yield Line("reward remote_rm", "behind a server", f"{options.remote_rm_url}: {rows}")
+    if options.judge_url is not None:
+        yield Line("reward judge", "behind a server", f"{options.judge_model} at {options.judge_url}")
+
+
+def reward_model_lines(config: Config, reward_models: Sequence[LoadedRewardModel], world_size: int) -> Iterator[Line]:
+    dtype = stored_dtype(config, trainable=False)
+    place = "all at once" if config.reward.reward_residency == "all" else "one at a time"
+    for loaded in reward_models:
+        count = num_parameters(empty_model(loaded.model, "classifier", dtype))
+        held = f"{per_rank(count, dtype.itemsize, world_size)} in {name(dtype)}"
+        on_device = f"on the device while they score, {place} (--reward_residency)"
+        yield Line(f"reward {loaded.name}", millions(count), f"frozen: it scores responses; {held}, {on_device}")
 
 
 def actor_lines(config: Config, actor: LoadedConfig | None, count: int | None, world_size: int) -> Iterator[Line]:
@@ -321,13 +369,16 @@ def memory_lines(
     actor: LoadedConfig | None,
     critic: LoadedConfig | None,
     teacher: LoadedConfig | None,
+    reward_models: Sequence[LoadedRewardModel],
     world_size: int,
 ) -> Iterator[Line]:
     """What each phase holds at its peak, the largest part first, and the flags that would lower it much."""
     if actor is None or critic is None or any(range_errors(config)):
         return
     of_teacher = None if teacher is None else frozen_size(teacher)
-    for peak in plan_memory(config, *model_sizes(config, actor, critic), world_size, device_bytes(), of_teacher):
+    sizes = model_sizes(config, actor, critic)
+    of_rewards = reward_sizes(reward_models)
+    for peak in plan_memory(config, *sizes, world_size, device_bytes(), of_teacher, of_rewards):
         parts = sorted(peak.owners.items(), key=lambda item: -item[1])
         text = ", ".join(f"{owner} {size(held)}" for owner, held in parts if held >= SHOWN_SHARE * peak.total)
         lower = ", ".join(f"{flag} (-{size(saved)})" for flag, saved in list(peak.savings.items())[:SHOWN_FLAGS])
@@ -348,6 +399,13 @@ def model_sizes(config: Config, actor: LoadedConfig, critic: LoadedConfig) -> tu
 
 def frozen_size(loaded: LoadedConfig) -> ModelSize:
     return ModelSize.of(empty_model(loaded, "causal_lm", torch.float32), has_lm_head=True)
+
+
+def reward_sizes(models: Sequence[LoadedRewardModel]) -> dict[str, ModelSize]:
+    return {
+        loaded.name: ModelSize.of(empty_model(loaded.model, "classifier", torch.float32), has_lm_head=False)
+        for loaded in models
+    }
 
 
 def device_bytes() -> int | None:

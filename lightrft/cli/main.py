@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": Command("lightrft.cli.doctor", "what this machine has, and what is missing for which flag"),
     "explain": Command("lightrft.cli.explain", "what a configuration makes of a step, before anything is loaded"),
     "export": Command("lightrft.cli.export", "a checkpoint as a Hugging Face folder"),
+    "serve-rm": Command("lightrft.cli.serve_rm", "a reward function or model behind HTTP, for --remote_rm_url"),
 }
 
 

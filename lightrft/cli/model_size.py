@@ -50,7 +50,7 @@ class ModelSize:
             root=total - sum(counts),
             layer=max(counts, default=0),
             largest=max(p.numel() for p in model.parameters()),
-            layers=len(counts),
+            layers=values["num_hidden_layers"],
             hidden=hidden,
             intermediate=values.get("intermediate_size") or 4 * hidden,
             query=heads * head_dim,

@@ -3,7 +3,7 @@
 Each sum is over tensors that the code is known to make, for the longest samples; docs/memory.md derives them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -49,6 +49,7 @@ def plan_memory(
     world_size: int,
     device_bytes: int | None = None,
     teacher: ModelSize | None = None,
+    reward_models: Mapping[str, ModelSize] | None = None,
 ) -> list[PhasePeak]:
     """Each phase's peak on one rank, and which flags would lower it.
 
@@ -59,13 +60,16 @@ def plan_memory(
         world_size: Ranks of the run.
         device_bytes: Memory of a rank's device; None plans the torch engine's cache as if all responses fitted.
         teacher: None where the run has none.
+        reward_models: Those that score here, by name.
     """
+    models = reward_models or {}
 
     def peaks(changed: Config) -> dict[str, Bytes]:
-        return Plan(changed, actor, critic, world_size, device_bytes, teacher).phases()
+        return Plan(changed, actor, critic, world_size, device_bytes, teacher, models).phases()
 
     now = peaks(config)
-    others = {flag: peaks(changed) for flag, changed in _alternatives(config, critic is not None).items()}
+    alternatives = _alternatives(config, critic is not None, len(models) > 1)
+    others = {flag: peaks(changed) for flag, changed in alternatives.items()}
     plan = []
     for phase, owners in now.items():
         total = sum(owners.values())
@@ -86,11 +90,13 @@ class Plan:
         world_size: int,
         device_bytes: int | None,
         teacher: ModelSize | None,
+        reward_models: Mapping[str, ModelSize],
     ) -> None:
         self.config = config
         self.actor = actor
         self.critic = critic
         self.teacher = teacher
+        self.reward_models = reward_models
         self.world_size = world_size
         self.device_bytes = device_bytes
         self.itemsize = stored_dtype(config, trainable=False).itemsize
@@ -112,14 +118,16 @@ class Plan:
         held = self._resident()
         actor_away = {"actor weights": 0} if self.config.strategy.offload_actor and self.moves_trained else {}
         phases = {
-            "generate": held | actor_away | self._generation(held | actor_away),
+            "generate": self._rollout(held | actor_away),
             "actor": held | self._scoring(self.actor, self._is_on_host("actor")),
         }
         if frozen := self._frozen_scoring():
-            phases["reference"] = max((held | moment for moment in frozen), key=lambda owners: sum(owners.values()))
+            phases["reference"] = _fullest(held | moment for moment in frozen)
         if self.critic is not None:
             with_critic = held | {"critic weights": self._weights("critic", self.critic)}
             phases["critic"] = with_critic | self._scoring(self.critic, self._is_on_host("critic"))
+        if rewarding := self._rewarding():
+            phases["reward"] = _fullest(held | moment for moment in rewarding)
         phases["train"] = self._training()
         phases["sync"] = held | self._engine_weights() | {"sync buckets": self._sync_buckets()}
         return {phase: {k: v for k, v in owners.items() if v} for phase, owners in phases.items()}
@@ -139,7 +147,7 @@ class Plan:
                 held[f"{name} gradients"] = self._gradients(name, model)
         if self.stage == 3:
             held["reduction buckets"] = len(self._roles()) * REDUCE_BUCKET * FP32
-        if not self.config.rollout.enable_engine_sleep:
+        if self.config.rollout.keeps_engine_weights:
             held |= self._engine_weights()
         return held
 
@@ -184,6 +192,16 @@ class Plan:
             moments.append(own | self._scoring(self.teacher, self.stage == 3))
         return moments
 
+    def _rewarding(self) -> list[Bytes]:
+        """Each reward model's turn: those after it are there too, unless they come one at a time."""
+        moments = []
+        at_once = self.config.reward.reward_residency == "all"
+        for position, model in enumerate(self.reward_models.values()):
+            present = list(self.reward_models.items())[position : None if at_once else position + 1]
+            own = {f"reward {name} weights": self._frozen_bytes(other) for name, other in present}
+            moments.append(own | self._scoring(model, self.stage == 3))
+        return moments
+
     def _frozen_bytes(self, model: ModelSize) -> int:
         """A frozen role's weights on the device while it scores: ZeRO-3 brings them layer by layer instead."""
         whole = model.total * self.itemsize
@@ -199,12 +217,21 @@ class Plan:
 
     # Phases
 
+    def _rollout(self, held: Bytes) -> Bytes:
+        """Dynamic sampling asks reward models while the engine is awake."""
+        generation = held | self._generation(held)
+        if not self.config.rollout.dynamic_sampling:
+            return generation
+        # What the torch engine has beside its weights is gone between two batches.
+        awake = self._engine_weights() if self.config.rollout.engine_type == "torch" else self._generation(held)
+        return _fullest([generation, *(held | awake | moment for moment in self._rewarding())])
+
     def _generation(self, held: Mapping[str, int]) -> Bytes:
         """The torch engine's responses come in chunks that its share of the free memory has room for."""
         rollout = self.config.rollout
         engine = self._engine_weights()
-        if rollout.engine_type == "vllm" and self.device_bytes is not None:
-            # Its share of the whole device, whatever the responses are; what weights leave is the cache's.
+        if rollout.engine_type != "torch" and self.device_bytes is not None:
+            # Its share of the whole device, which was free; what weights leave is the cache's, whatever responses are.
             share = int(rollout.engine_mem_util * self.device_bytes)
             return engine | {"engine kv_cache": max(0, share - sum(engine.values()))}
         row = self.longest * self.actor.cache_per_token(self.itemsize)
@@ -220,7 +247,7 @@ class Plan:
             "activations": prompts * self.actor.scratch_per_token(self.itemsize),
         }
         writes = {"engine kv_cache": rows * row, "logits": rows * logits}
-        return engine | max(reads, writes, key=lambda owners: sum(owners.values()))
+        return engine | _fullest([reads, writes])
 
     def _scoring(self, model: ModelSize, from_host: bool) -> Bytes:
         """A forward without gradients."""
@@ -243,7 +270,7 @@ class Plan:
             earlier = {"actor gradients": gradients["actor gradients"]} if name == "critic" else {}
             present = gradients if self.num_micro_batches > 1 else earlier
             moments += [held | present | moment for moment in self._backward(name, model)]
-        return max(moments, key=lambda owners: sum(owners.values()))
+        return _fullest(moments)
 
     def _backward(self, name: str, model: ModelSize) -> list[Bytes]:
         """Its start, at the logits; the first layer on the way back; its end, where the embedding is reduced."""
@@ -312,7 +339,11 @@ class Plan:
         return min(half, self.actor.total * self.itemsize) * (2 if self.world_size > 1 else 1)
 
 
-def _alternatives(config: Config, has_critic: bool) -> dict[str, Config]:
+def _fullest(moments: Iterable[Bytes]) -> Bytes:
+    return max(moments, key=lambda owners: sum(owners.values()))
+
+
+def _alternatives(config: Config, has_critic: bool, has_reward_models: bool) -> dict[str, Config]:
     """The configuration with each further flag that saves memory, where the flags allow it."""
     strategy, train = config.strategy, config.train
     on_host = strategy.fsdp_cpu_offload
@@ -337,6 +368,11 @@ def _alternatives(config: Config, has_critic: bool) -> dict[str, Config]:
     offer("--offload_critic", critic_stays, on_strategy(offload_critic=True))
     offer("--critic_cpu_offload", critic_stays and strategy.fsdp, on_strategy(critic_cpu_offload=True))
     offer("--fsdp_cpu_offload", strategy.fsdp and not (on_host or moves), on_strategy(fsdp_cpu_offload=True))
+    offer(
+        "--reward_residency one",
+        has_reward_models and config.reward.reward_residency == "all",
+        lambda: replace(config, reward=replace(config.reward, reward_residency="one")),
+    )
     half = train.micro_train_batch_size // 2
     offer(
         f"--micro_train_batch_size {half}",

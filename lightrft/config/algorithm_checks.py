@@ -11,7 +11,7 @@ from lightrft.config.arguments import (
     ModelConfig,
 )
 from lightrft.config.functions import is_function_spec
-from lightrft.config.sources import is_server_url, server_urls
+from lightrft.config.sources import is_server_url, server_urls, shown_url
 
 SETTINGS_OF_LOSSES = {
     "eps_clip_high": ("ppo_clip", "gspo", "gmpo", "cpgd", "cispo"),
@@ -110,7 +110,7 @@ def _teacher_server(config: Config) -> Iterator[str]:
         if not is_server_url(url) or url.endswith("/v1"):
             yield (
                 "teacher_url must be as http://host:port, without login, query or /v1 (a key goes into "
-                f"LIGHTRFT_TEACHER_API_KEY): {url.rpartition('@')[2]!r}. Change --teacher_url."
+                f"LIGHTRFT_TEACHER_API_KEY): {shown_url(url)!r}. Change --teacher_url."
             )
     if config.rollout.temperature != 1:
         yield (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 KLEstimator = Literal["k1", "k2", "k3"]
-EngineType = Literal["torch", "vllm"]
+EngineType = Literal["torch", "vllm", "sglang"]
 SleepLevel = Literal[1, 2]
 WeightCheck = Literal["off", "sample", "full"]
 Packing = Literal["auto", "packed", "padded"]
@@ -16,8 +16,25 @@ TailBatch = Literal["drop", "pad"]
 TeacherAPI = Literal["openai", "sglang"]
 ZeroStage = Literal[1, 2, 3]
 OverlongPrompts = Literal["filter", "truncate", "error"]
+MediaErrors = Literal["stop", "skip"]
+RewardResidency = Literal["all", "one"]
+RewardErrors = Literal["stop", "exclude"]
 REWARD_NAMES = ("exact_match", "contains_answer", "last_number")
 """Built-in rewards: the keys of `lightrft.rewards.builtin.REWARDS`, which this layer cannot import."""
+RULE_NAMES = (
+    "answer",
+    "geo3k",
+    "choice",
+    "exact",
+    "fuzzy",
+    "countdown",
+    "code",
+    "format",
+    "think_box",
+    "length",
+    "overlong",
+)
+"""Rules, which are built in as well: the keys of `lightrft.rewards.rules.RULES`."""
 ADVANTAGE_NAMES = (
     "gae",
     "group_norm",
@@ -59,7 +76,8 @@ OldLogProbs = Literal["actor", "engine"]
 @dataclass(frozen=True)
 class ModelConfig:
     pretrain: str
-    """Folder (or hub id) of the causal language model that the actor and the reference start from."""
+    """Folder (or hub id) of the causal language model, with media or of text alone, that the actor and the reference
+    start from."""
     critic_pretrain: str | None = None
     """Folder (or hub id) of the critic's trunk; unset: the same as --pretrain. Read by --advantage_estimator gae."""
     teacher_pretrain: str | None = None
@@ -75,6 +93,8 @@ class ModelConfig:
     """--teacher_url must answer a request within it. One that fails for a passing reason is sent five times."""
     bf16: bool = False
     """Compute in bf16 over fp32 master weights and fp32 Adam moments; frozen roles are stored in bf16."""
+    freeze_prefix: tuple[str, ...] = ()
+    """Weights that do not learn: beginnings of their names, in whole parts, such as visual or model.visual.blocks.0."""
     gradient_checkpointing: bool = False
     """Recompute each decoder layer in the backward pass instead of keeping its activations."""
     packing: Packing = "auto"
@@ -140,6 +160,31 @@ class DataConfig:
     """Tokens of a prompt at most; --overlong_prompts says what becomes of longer ones."""
     overlong_prompts: OverlongPrompts = "filter"
     """Prompts of more than --prompt_max_len tokens: left out, cut to their last tokens (a BOS stays), or an error."""
+    image_key: str = "images"
+    """Column of a prompt's images, one or a list: paths from the data file's folder on, encoded bytes, base64 or data
+    URLs (docs/media.md). With the next two it is read where the model takes such media."""
+    video_key: str = "videos"
+    """Column of a prompt's videos, written as --image_key's."""
+    audio_key: str = "audios"
+    """Column of a prompt's sounds, written as --image_key's."""
+    allow_media_urls: bool = False
+    """Fetch media that a row names as http://... or https://...; without it, such a row is an error."""
+    media_errors: MediaErrors = "stop"
+    """A row whose media are missing or broken: ends the run before it begins, or is left out, with its path and the
+    count."""
+    media_workers: int | None = None
+    """Processes on each node that decode media, shared by its ranks, at least one for each; unset: half of the node's
+    CPUs, at most four for each rank. 0 decodes in the ranks themselves."""
+    image_min_pixels: int | None = None
+    """Pixels of an image at least, for engine and trainer alike; unset: what the model's processor says."""
+    image_max_pixels: int | None = None
+    """Pixels of an image at most: larger ones are scaled down; unset: what the model's processor says."""
+    video_fps: float = 2.0
+    """Frames taken of a second of video."""
+    video_max_frames: int = 64
+    """Frames taken of a video at most."""
+    video_max_pixels: int | None = None
+    """Pixels of a frame at most: larger ones are scaled down; unset: what the model's processor says."""
     max_samples: int | None = None
     """Use only this many rows of each source of --prompt_data."""
     max_eval_samples: int = 500
@@ -151,21 +196,24 @@ class DataConfig:
 @dataclass(frozen=True)
 class RolloutConfig:
     engine_type: EngineType = "torch"
-    """Engine that generates: torch is built in and runs on CPU and GPU; vllm needs pip install 'lightrft[vllm]'."""
+    """Engine that generates: torch is built in and runs on CPU and GPU; vllm and sglang need pip install
+    'lightrft[vllm]' or 'lightrft[sglang]'."""
     engine_tp_size: int = 1
     """Ranks that generate together; WORLD_SIZE must be a multiple of it."""
     engine_mem_util: float = 0.5
     """torch: share of the memory free at the start of a rollout that keys, values and logits may take. vllm: share of
-    the device's whole memory that weights, KV cache and activations of the engine may take."""
+    the device's whole memory that weights, KV cache and activations of the engine may take. sglang: share of the memory
+    free at its start that weights and KV cache may take; activations and CUDA graphs come on top."""
     enable_engine_sleep: bool = True
     """Free the engine's memory between rollouts. Off: --disable_engine_sleep."""
     engine_sleep_level: SleepLevel | None = None
-    """1 moves the engine's weights to the host while it sleeps, 2 drops them until the next sync; unset: 2."""
+    """While the engine sleeps, 1 moves its weights to the host (vllm) or leaves them on the device (sglang), 2 drops
+    them until the next sync; unset: 2, sglang 1."""
     enforce_eager: bool = False
-    """vllm runs without CUDA graphs and torch.compile: it starts sooner and generates slower."""
+    """vllm and sglang run without CUDA graphs and torch.compile: they start sooner and generate slower."""
     weight_bucket_bytes: int = 512 * 2**20
     """Size of a bucket of weights on their way to the engine. A weight sync takes at most twice as much memory on a
-    device, or twice the largest weight."""
+    device, or twice the largest weight; with sglang a quarter of it, or the largest weight, comes on top."""
     weight_check: WeightCheck = "sample"
     """After each weight sync, load a few of the weights once more (sample; all have their turn) or all of them (full):
     a bit that changes in the engine stops the run. off does not."""
@@ -192,6 +240,20 @@ class RolloutConfig:
     """Sample among the k likeliest tokens; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, besides the tokenizer's and the model's end tokens."""
+
+    @property
+    def sleep_level(self) -> SleepLevel | None:
+        """The level at which the engine sleeps; None if never."""
+        if not self.enable_engine_sleep:
+            return None
+        # A weight sync brings all weights, so that a copy on the host costs time and is used by nobody. SGLang, says
+        # the runtime architecture (section 5), leaves its own where they are.
+        return self.engine_sleep_level or (1 if self.engine_type == "sglang" else 2)
+
+    @property
+    def keeps_engine_weights(self) -> bool:
+        """Whether they stay on the device while the engine sleeps."""
+        return self.sleep_level is None or (self.engine_type == "sglang" and self.sleep_level == 1)
 
 
 @dataclass(frozen=True)
@@ -274,11 +336,9 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    actor_learning_rate: float = 1e-6
-    """Peak learning rate of the actor."""
-    critic_learning_rate: float = 9e-6
-    """Peak learning rate of the critic."""
+class AdamConfig:
+    """What the optimizers of all models have in common."""
+
     lr_scheduler: LRScheduler = "cosine"
     """What the rate does after the warm-up."""
     lr_warmup_ratio: float = 0.03
@@ -297,6 +357,14 @@ class OptimizerConfig:
     """Gradients are clipped to this global norm, for each model; 0 does not clip."""
     max_nonfinite_steps: int = 5
     """A step whose loss or gradient is not finite is skipped; after this many in a row the run stops."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(AdamConfig):
+    actor_learning_rate: float = 1e-6
+    """Peak learning rate of the actor."""
+    critic_learning_rate: float = 9e-6
+    """Peak learning rate of the critic."""
 
 
 @dataclass(frozen=True)
@@ -392,8 +460,49 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    reward_fn: str = "exact_match"
-    """A built-in reward's name, or your own function as module:function or path/to/file.py:function."""
+    reward_fn: str | None = None
+    """A built-in reward's name, or your own function as module:function or path/to/file.py:function; unset: exact_match
+    where no other flag names a reward. Rewards of several flags are added up."""
+    reward_recipe: str | None = None
+    """Weighted components by label, in the place of --reward_fn: a .yaml or .json file, or YAML text such as
+    {gsm8k: {answer: 0.9, format: 0.1}}; the label "*" stands for all others (docs/rewards.md)."""
+    reward_workers: int | None = None
+    """Processes on each node that grade responses, shared by its ranks, at least one for each; unset: half of the
+    node's CPUs."""
+    reward_timeout_seconds: float = 30.0
+    """Grading a response may take this long, a rank's batch of them twice as long; a function that gets the batch, or
+    awaits something, 20 times as long."""
+    reward_errors: RewardErrors = "stop"
+    """A response whose grading fails, by an error that is not its own: ends the run, or is left out of the loss."""
+    remote_rm_url: str | None = None
+    """Server that grades responses, as http://host:5000/get_reward, by the protocol of docs/rewards.md; several that
+    grade alike are separated by commas and take turns. LIGHTRFT_REWARD_API_KEY may hold a key."""
+    remote_rm_batch_size: int = 8
+    """Responses in a request to --remote_rm_url at most."""
+    remote_rm_timeout_seconds: float = 120.0
+    """--remote_rm_url must answer a request within it. One that fails for a passing reason is sent five times."""
+    judge_url: str | None = None
+    """Server of a language model that grades responses, as http://host:8000: it is asked at /v1/chat/completions, as
+    OpenAI's is. Several are separated by commas. LIGHTRFT_JUDGE_API_KEY may hold a key."""
+    judge_model: str | None = None
+    """Name of the model at --judge_url."""
+    judge_prompt: str | None = None
+    """File of the text that a judge is sent, where {prompt}, {response}, {label}, {reference} and the ends of
+    --judge_range, {low} and {high}, stand for themselves; unset: a text that asks for a last line such as Score: 7."""
+    judge_pattern: str | None = None
+    """Regular expression whose one group is the score in what the judge writes, at its last match; unset: the number
+    after Score:."""
+    judge_range: tuple[float, float] = (0.0, 10.0)
+    """Lowest and highest score of a judge; as rewards they are 0 and 1. Another score is an error."""
+    judge_timeout_seconds: float = 120.0
+    """--judge_url must answer a request within it. One that fails for a passing reason is sent five times."""
+    reward_requests: int = 256
+    """Requests that a rank has under way at --remote_rm_url, or at --judge_url, at most."""
+    reward_pretrain: str | None = None
+    """Reward models that score here, each a component of the reward: the folder (or hub id) of a sequence classifier
+    with one label, or several by name as JSON, such as {"helpful": "folder", "safe": "other"}."""
+    reward_residency: RewardResidency = "all"
+    """Reward models on the device while they score: all come, and each leaves after its turn; or one at a time."""
     overlong_buffer: bool = False
     """Take a penalty off the reward of responses that come near --generate_max_len (DAPO)."""
     overlong_buffer_len: int = 1024

@@ -3,17 +3,27 @@
 import importlib.util
 import math
 import string
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lightrft.config.algorithm_checks import algorithm_errors
-from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, REWARD_NAMES, Config, ModelConfig
+from lightrft.config.arguments import (
+    ADVANTAGE_NAMES,
+    POLICY_LOSS_NAMES,
+    REWARD_NAMES,
+    RULE_NAMES,
+    Config,
+    ModelConfig,
+)
 from lightrft.config.engine_checks import engine_errors
 from lightrft.config.flags import flag_values
 from lightrft.config.functions import is_function_spec
 from lightrft.config.kinds import kind_errors
+from lightrft.config.recipes import read_recipes
+from lightrft.config.remote_checks import remote_reward_errors
+from lightrft.config.reward_models import reward_folders
 from lightrft.config.sources import FILE_ENDINGS, source_names, source_shares
 from lightrft.config.steps import chosen_steps
 
@@ -33,6 +43,12 @@ RANGES: dict[str, Range] = {
     "teacher_timeout_seconds": ABOVE_0,
     "target_modules": ("names of layers", lambda value: value and "" not in value),
     "prompt_max_len": AT_LEAST_1,
+    "media_workers": AT_LEAST_0,
+    "image_min_pixels": AT_LEAST_1,
+    "image_max_pixels": AT_LEAST_1,
+    "video_fps": ABOVE_0,
+    "video_max_frames": AT_LEAST_1,
+    "video_max_pixels": AT_LEAST_1,
     "max_samples": AT_LEAST_1,
     "max_eval_samples": AT_LEAST_1,
     "engine_tp_size": AT_LEAST_1,
@@ -64,6 +80,13 @@ RANGES: dict[str, Range] = {
     "correction_low": FROM_0_TO_1,
     "dynamic_sampling_tries": AT_LEAST_1,
     "first_token_temperature": ABOVE_0,
+    "remote_rm_batch_size": AT_LEAST_1,
+    "remote_rm_timeout_seconds": ABOVE_0,
+    "judge_range": ("a finite number and a larger one", lambda value: -math.inf < value[0] < value[1] < math.inf),
+    "judge_timeout_seconds": ABOVE_0,
+    "reward_requests": AT_LEAST_1,
+    "reward_workers": AT_LEAST_1,
+    "reward_timeout_seconds": ABOVE_0,
     "overlong_buffer_len": AT_LEAST_1,
     "overlong_buffer_penalty_factor": ABOVE_0,
     "reward_clip": AT_LEAST_0,
@@ -121,9 +144,11 @@ def check_config(
     # The arithmetic below divides by sizes that these have to be right for.
     if not errors:
         errors += [*_rollout_groups(config, world_size, local_world_size), *_batch_arithmetic(config, world_size)]
-    errors += [*engine_errors(config), *_adapter(config), *algorithm_errors(config), *_strategy(config)]
-    errors += [*_rows(config, rows_of), *_data(config), *_files(config)]
-    errors += [*_checkpoint(config), *_evaluation(config, rows_of), *_report(config), *_functions(config)]
+    errors += [*engine_errors(config), *_adapter(config), *algorithm_errors(config), *strategy_errors(config)]
+    errors += [*_rows(config, rows_of), *_data(config), *file_errors(config)]
+    errors += [*checkpoint_errors(config), *_evaluation(config, rows_of), *report_errors(config), *_functions(config)]
+    errors += _reward_models(config)
+    errors += remote_reward_errors(config)
     if errors:
         raise ValueError("\n".join(errors))
 
@@ -144,13 +169,13 @@ def nearest_multiples(value: int, multiple: int) -> tuple[int | None, int]:
     return below or None, below + multiple
 
 
-def range_errors(config: Config) -> Iterator[str]:
+def range_errors(config: Any, ranges: Mapping[str, Range] = RANGES) -> Iterator[str]:
     """Flags whose value alone is wrong: what follows from them cannot be computed."""
     for name, value in flag_values(config).items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{name} must be finite: {name}={value}. Change --{name}."
-        elif value is not None and name in RANGES and not RANGES[name][1](value):
-            yield f"{name} must be {RANGES[name][0]}: {name}={value}. Change --{name}."
+        elif value is not None and name in ranges and not ranges[name][1](value):
+            yield f"{name} must be {ranges[name][0]}: {name}={value}. Change --{name}."
 
 
 def _rollout_groups(config: Config, world_size: int, local_world_size: int | None) -> Iterator[str]:
@@ -208,11 +233,16 @@ def _adapter(config: Config) -> Iterator[str]:
         other = "lora_rank=0 adds none. Set --lora_rank, or drop --{name}."
     for name in given:
         yield f"{name} is a setting of a new adapter: {name}={values[name]}, and {other.format(name=name)}"
+    if model.freeze_prefix and model.trains_adapter:
+        yield (
+            "freeze_prefix is about all weights, and with an adapter it alone learns: both are asked for. Drop "
+            "--freeze_prefix, or --lora_rank and --lora_path."
+        )
     if config.checkpoint.save_adapter and not model.trains_adapter:
         yield "save_adapter writes the adapter alone: lora_rank=0 adds none. Set --lora_rank, or drop --save_adapter."
 
 
-def _strategy(config: Config) -> Iterator[str]:
+def strategy_errors(config: Config) -> Iterator[str]:
     strategy = config.strategy
     yield from _held_on_host(config)
     if strategy.fsdp and strategy.zero_stage is not None:
@@ -282,6 +312,22 @@ def _data(config: Config) -> Iterator[str]:
             "system_prompt is a message of the chat template: apply_chat_template=False. Add --apply_chat_template, or "
             "write the text into --input_template."
         )
+    yield from _media(config)
+
+
+def _media(config: Config) -> Iterator[str]:
+    data = config.data
+    low, high = data.image_min_pixels, data.image_max_pixels
+    if low is not None and high is not None and low > high:
+        yield (
+            f"image_max_pixels must be at least image_min_pixels: image_max_pixels={high}, image_min_pixels={low}. "
+            "Raise --image_max_pixels, or lower --image_min_pixels."
+        )
+    keys = {"image_key": data.image_key, "video_key": data.video_key, "audio_key": data.audio_key}
+    keys |= {"input_key": data.input_key, "label_key": data.label_key, "reference_key": data.reference_key}
+    for name in ("image_key", "video_key", "audio_key"):
+        if same := [other for other, key in keys.items() if other != name and key == keys[name]]:
+            yield f"{name} must name a column of its own: {name} and {same[0]} are {keys[name]!r}. Change --{name}."
 
 
 def _has_one_field(template: str) -> bool:
@@ -292,14 +338,11 @@ def _has_one_field(template: str) -> bool:
     return fields == [["", "", None]]
 
 
-def _files(config: Config) -> Iterator[str]:
+def file_errors(config: Config) -> Iterator[str]:
     data = config.data
     texts = {"prompt_data": data.prompt_data, "eval_data": data.eval_data, "pretrain_data": data.pretrain_data}
     for name, text in texts.items():
-        for source in [] if text is None else source_names(text):
-            # Folders and hub ids are looked for where they are read, which is before any model as well.
-            if not source or (Path(source).suffix.lower() in FILE_ENDINGS and not Path(source).exists()):
-                yield f"{name} must name files, folders or hub ids: {source!r} is no file. Change --{name}."
+        yield from source_errors(name, text)
     for name, path in (("save_path", config.train.save_path), ("ckpt_path", config.checkpoint.ckpt_path)):
         if path is None:
             continue
@@ -309,7 +352,15 @@ def _files(config: Config) -> Iterator[str]:
             yield f"{name} must be a folder, or a place for a new one: {existing} is a file. Change --{name}."
 
 
-def _checkpoint(config: Config) -> Iterator[str]:
+def source_errors(name: str, text: str | None) -> Iterator[str]:
+    """Files that a flag names and that are not there."""
+    for source in [] if text is None else source_names(text):
+        # Folders and hub ids are looked for where they are read, which is before any model as well.
+        if not source or (Path(source).suffix.lower() in FILE_ENDINGS and not Path(source).exists()):
+            yield f"{name} must name files, folders or hub ids: {source!r} is no file. Change --{name}."
+
+
+def checkpoint_errors(config: Config) -> Iterator[str]:
     checkpoint = config.checkpoint
     if checkpoint.save_hf_ckpt and checkpoint.save_steps == -1 and checkpoint.ckpt_path is None:
         yield (
@@ -326,7 +377,7 @@ def _evaluation(config: Config, rows_of: Collection[str]) -> Iterator[str]:
         )
 
 
-def _report(config: Config) -> Iterator[str]:
+def report_errors(config: Config) -> Iterator[str]:
     report = config.report
     if report.use_wandb and importlib.util.find_spec("wandb") is None:
         yield (
@@ -343,9 +394,31 @@ def _report(config: Config) -> Iterator[str]:
 
 def _functions(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
-    yield from _function("reward_fn", config.reward.reward_fn, "reward", REWARD_NAMES)
+    yield from _rewards(config)
     yield from _function("advantage_estimator", algorithm.advantage_estimator, "estimator", ADVANTAGE_NAMES)
     yield from _function("policy_loss", algorithm.policy_loss, "policy loss", POLICY_LOSS_NAMES)
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    """What is wrong with --reward_fn or --reward_recipe, of which components are looked for when functions are."""
+    reward = config.reward
+    if reward.reward_fn is not None:
+        yield from _function("reward_fn", reward.reward_fn, "reward", REWARD_NAMES + RULE_NAMES)
+    if reward.reward_recipe is None:
+        return
+    if reward.reward_fn is not None:
+        yield (
+            f"reward_recipe names the functions itself: reward_fn={reward.reward_fn} is set too. "
+            "Drop --reward_fn, or --reward_recipe."
+        )
+    try:
+        recipes = read_recipes(reward.reward_recipe)
+    except (ValueError, OSError) as error:
+        yield str(error)
+        return
+    for component in dict.fromkeys(part.component for part in recipes.parts().values()):
+        if is_function_spec(component):
+            yield from _function("reward_recipe", component, "component", ())
 
 
 def _function(name: str, spec: str, kind: str, known: Sequence[str]) -> Iterator[str]:
@@ -364,6 +437,20 @@ def _function(name: str, spec: str, kind: str, known: Sequence[str]) -> Iterator
         )
     elif module.endswith(".py") and not Path(module).is_file():
         yield f"{name} must name an existing file: {module} is no file. Change --{name}."
+
+
+def _reward_models(config: Config) -> Iterator[str]:
+    reward = config.reward
+    try:
+        folders = reward_folders(reward.reward_pretrain)
+    except ValueError as error:
+        yield str(error)
+        return
+    if reward.reward_residency != "all" and not folders:
+        yield (
+            f"reward_residency is about reward models: reward_residency={reward.reward_residency}, and reward_pretrain "
+            "names none. Set --reward_pretrain, or drop --reward_residency."
+        )
 
 
 def _divisors(number: int) -> list[int]:

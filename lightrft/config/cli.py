@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import tyro
 
@@ -17,10 +17,13 @@ from lightrft.config.flags import field_of_spelling, flag_types, spelling
 from lightrft.config.translate import translate
 from lightrft.config.yaml_file import dump_yaml, yaml_tokens
 
-__all__ = ["dump_yaml", "parse_config", "usage_errors"]
+__all__ = ["dump_yaml", "parse_config", "parse_flags", "usage_errors"]
 
-DESCRIPTION = """LightRFT trains a language model by reinforcement learning.
---config FILE.yaml reads flags from a flat mapping of the same names; flags of the command line come before it."""
+DESCRIPTION = "LightRFT trains a language model by reinforcement learning."
+CONFIG_FILE = (
+    "--config FILE.yaml reads flags from a flat mapping of the same names; flags of the command line come before it."
+)
+T = TypeVar("T")
 HEAD_START_SECONDS = 10.0
 """torchrun ends all ranks when one of them exits: a rank gives those that speak before it this long to say why."""
 
@@ -34,14 +37,22 @@ def parse_config(argv: Sequence[str] | None = None, prog: str | None = None) -> 
     """
     with usage_errors():
         translation = translate(sys.argv[1:] if argv is None else argv)
-        tokens = _expand(translation.tokens)
     _warn(translation.warnings)
+    return parse_flags(Config, DESCRIPTION, translation.tokens, prog)
+
+
+def parse_flags(
+    config_type: type[T], description: str, argv: Sequence[str] | None = None, prog: str | None = None
+) -> T:
+    """`parse_config` of another dataclass of owners; public LightRFT's flags are not known."""
+    with usage_errors():
+        tokens = _expand(list(sys.argv[1:] if argv is None else argv), config_type)
     try:
         with contextlib.nullcontext() if _rank() == 0 else contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(
-                Config,
+                config_type,
                 prog=prog,
-                description=DESCRIPTION,
+                description=f"{description}\n{CONFIG_FILE}",
                 args=tokens,
                 config=(tyro.conf.OmitArgPrefixes,),
                 use_underscores=True,
@@ -89,9 +100,9 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _expand(argv: list[str]) -> list[str]:
+def _expand(argv: list[str], config_type: type) -> list[str]:
     """Tokens for tyro: the command line's own, then those of the config file for flags that it does not name."""
-    given = _named_flags(argv)
+    given = _named_flags(argv, config_type)
     tokens = ["--no_enable_engine_sleep" if spelling(token) == "--disable_engine_sleep" else token for token in argv]
     if "config" not in given:
         return tokens
@@ -101,17 +112,17 @@ def _expand(argv: list[str]) -> list[str]:
         path = tokens.pop(start)
     if not path:
         raise ValueError("--config needs a value. Write --config FILE.yaml.")
-    from_file = [token for name, group in yaml_tokens(Path(path)).items() if name not in given for token in group]
-    return tokens + from_file
+    groups = yaml_tokens(Path(path), config_type)
+    return tokens + [token for name, group in groups.items() if name not in given for token in group]
 
 
-def _named_flags(argv: list[str]) -> dict[str, int]:
+def _named_flags(argv: list[str], config_type: type) -> dict[str, int]:
     """Position of each flag in the command line, under the name of its field.
 
     Raises:
         ValueError: a flag is given twice (tyro silently takes the last), or a switch is given a value.
     """
-    fields = field_of_spelling()
+    fields, kinds = field_of_spelling(config_type), flag_types(config_type)
     positions: dict[str, int] = {}
     for position, (token, following) in enumerate(pairwise([*argv, "--"])):
         name = fields.get(spelling(token))
@@ -120,7 +131,7 @@ def _named_flags(argv: list[str]) -> dict[str, int]:
         if name in positions:
             raise ValueError(f"A flag may be given once: {argv[positions[name]]} and {token}. Drop one of them.")
         positions[name] = position
-        if flag_types().get(name) is bool and ("=" in token or not following.startswith("-")):
+        if kinds.get(name) is bool and ("=" in token or not following.startswith("-")):
             written = token if "=" in token else f"{token} {following}"
             raise ValueError(f"A switch takes no value: {written}. Write --{name} or --no_{name}.")
     return positions

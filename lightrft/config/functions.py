@@ -44,7 +44,7 @@ def module_errors(flag: str, spec: str) -> Iterator[None]:
     """Turns what the user's own module raises inside, while it loads, into a ValueError that names its line."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = _failing_line(error)
         if line is None:
             raise
@@ -91,7 +91,7 @@ def _module_of_file(path: Path, changed_ns: int) -> ModuleType:
     return module
 
 
-def _failing_line(error: Exception) -> str | None:
+def _failing_line(error: BaseException) -> str | None:
     """File and line of the module whose top level failed, or None where none did."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{frame.filename}, line {frame.lineno}" for frame in frames if frame.name == "<module>"]

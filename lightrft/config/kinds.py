@@ -18,21 +18,22 @@ NAMES = {
 """A kind, as a message calls one and several of them."""
 
 
-def kind_errors(config: Config) -> Iterator[str]:
+def kind_errors(config: Any, config_type: type = Config) -> Iterator[str]:
     """Values that are not what their flags' annotations say."""
-    if not isinstance(config, Config):
-        yield f"config must be a Config: got {type(config).__name__}. Write Config(model=..., data=...)."
+    if not isinstance(config, config_type):
+        wanted = config_type.__name__
+        yield f"config must be a {wanted}: got {type(config).__name__}. Write {wanted}(model=..., data=...)."
         return
     wrong = {
         name: (kind, vars(config)[name])
-        for name, kind in get_type_hints(Config).items()
+        for name, kind in get_type_hints(config_type).items()
         if not isinstance(vars(config)[name], kind)
     }
     for name, (kind, value) in wrong.items():
         yield f"{name} must be a {kind.__name__}: got {type(value).__name__}. Write {name}={kind.__name__}(...)."
     if wrong:
         return
-    kinds = flag_types()
+    kinds = flag_types(config_type)
     for name, value in flag_values(config).items():
         if not _is_a(value, kinds[name]):
             yield f"{name} must be {_described(kinds[name])}: {name}={value!r}. Change {name}."

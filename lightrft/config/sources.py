@@ -1,5 +1,6 @@
 """Sources of prompts, and servers, as the flags write them: names, shares and URLs, separated by commas."""
 
+import re
 from urllib.parse import urlsplit
 
 FILE_ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
@@ -47,3 +48,10 @@ def is_server_url(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and has_host and not (set("@?#") & set(url)) and url.isprintable()
+
+
+def shown_url(url: str) -> str:
+    """A URL as a message may quote it: without a login or a query, which may hold a secret."""
+    address, *rest = re.split("[?#]", url)
+    # An @ behind them: they may be of a password, and the address but its beginning.
+    return "..." if "@" in "".join(rest) else address.rpartition("@")[2]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightrft.config.flags import is_flag, spelling
-from lightrft.config.upstream import FATES, Accepted, Refused, Renamed, Switch, choices
+from lightrft.config.upstream import FATES, Accepted, Refused, Renamed, Switch, Valued, choices
 
 TRUTH_WORDS = ("", "0", "1", "true", "false", "yes", "no", "on", "off")
 """Never what upstream gives a flag that is a switch here, but a mistake: they stay, and are a usage error."""
@@ -58,13 +58,16 @@ def _translated(group: list[str]) -> tuple[list[str], str | None]:
     _, equals, inline = group[0].partition("=")
     values = [inline, *group[1:]] if equals else group[1:]
     match fate:
-        case Renamed(to):
-            _check_count(flag, values, 0)
-            return [*to], f"{flag} is {' '.join(to)} here."
+        case Renamed(to, takes_value):
+            _check_count(flag, values, int(takes_value))
+            tokens = [token for new in to for token in (new, values[0])] if takes_value else [*to]
+            return tokens, f"{flag} is {' '.join(to)} here."
         case Switch(note) if values and values[0].lower() not in TRUTH_WORDS:
             return [flag, *values[1:]], f"{flag} takes no value here, and its value is ignored: {note}."
         case Switch() if values == [""]:
             return [], None
+        case Valued(why) if not values:
+            return [], f"{flag} has no effect: {why}."
         case Accepted():
             _check_count(flag, values, int(fate.takes_value))
             if fate.only is not None and values[0] not in fate.only:

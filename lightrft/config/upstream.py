@@ -20,6 +20,8 @@ class Renamed:
     """Other tokens stand for it."""
 
     to: tuple[str, ...]
+    takes_value: bool = False
+    """Each of them is a flag that gets the value."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,13 @@ class Switch:
     """A flag here too, but one without a value; the value that upstream gives it is dropped with one warning."""
 
     note: str
+
+
+@dataclass(frozen=True)
+class Valued:
+    """A flag here too, but one with values; upstream's, which has none, is dropped with one warning."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,7 @@ class Refused:
     why: str = "is not supported yet"
 
 
-Fate: TypeAlias = Same | Renamed | Switch | Accepted | Refused
-
-_MEDIA = "Drop it for text; images, video and audio cannot be trained on yet."
+Fate: TypeAlias = Same | Renamed | Switch | Valued | Accepted | Refused
 
 UPSTREAM_FLAGS: dict[str, tuple[str, ...]] = {
     "Engine and rollout": (
@@ -213,12 +220,16 @@ UPSTREAM_FLAGS: dict[str, tuple[str, ...]] = {
 FATES: dict[str, Fate] = {
     # Flags here too that need a word.
     "temperature": Same("the actor, the reference and the old policy are scored at it too"),
+    "freeze_prefix": Valued("without a name it freezes nothing: write --freeze_prefix visual for a vision tower"),
     "freezing_actor_steps": Same("0 is off, not -1"),
     "l2": Same("biases and norm weights do not decay"),
     "prompt_max_len": Same("longer prompts are left out; `--overlong_prompts truncate` cuts them off on the left"),
     "eval_data": Same("unset: no evaluation; write the value of --prompt_data to evaluate on its --eval_split"),
     "use_wandb": Switch("the login is Weights & Biases' own: run `wandb login`, or set WANDB_API_KEY"),
     "packing_samples": Renamed(("--packing", "packed")),
+    "images_key": Renamed(("--image_key",), takes_value=True),
+    "fps": Renamed(("--video_fps",), takes_value=True),
+    "max_pixels": Renamed(("--image_max_pixels", "--video_max_pixels"), takes_value=True),
     "use_cpg_loss": Renamed(("--policy_loss", "cpgd")),
     "use_gspo": Renamed(("--policy_loss", "gspo")),
     "loss_agg_mode": Same("read here, and token-mean where unset; public LightRFT averages over samples"),
@@ -227,17 +238,18 @@ FATES: dict[str, Fate] = {
     "advantages_norm": Same("over the tokens of all ranks"),
     "reward_running_norm": Same("over the rewards of all ranks"),
     "reward_clip": Same("0 is off"),
+    "reward_pretrain": Same("sequence classifiers with one label"),
+    "remote_rm_url": Same("its protocol is in docs/rewards.md; several URLs are separated by commas"),
     "pretrain_data": Same("texts stand under --input_key; each optimizer step draws --train_batch_size of them"),
     "use_fire": Same("the first token is left out of the loss; for --engine_type torch"),
     "advantage_clip": Same("0 is off"),
     # What changes nothing: settings of what is not in the run, or of what is always so.
-    "rm_use_engine": Accepted("no reward model is in the run; rewards come from --reward_fn"),
-    "rm_engine_cudagraph": Accepted("no reward model is in the run; rewards come from --reward_fn"),
+    "rm_use_engine": Accepted("reward models are classifiers, and compute without an engine"),
+    "rm_engine_cudagraph": Accepted("reward models are classifiers, and compute without an engine"),
     "micro_rollout_batch_size": Accepted(
         "one plan of micro-batches, by --micro_train_batch_size or --max_tokens_per_micro_batch, serves all roles",
         takes_value=True,
     ),
-    "freeze_prefix": Accepted("it freezes a vision tower, and a text model has none"),
     "pretrain_data_probs": Accepted("texts of all sources are drawn alike", True, ("1.0",)),
     "use_sequence_rewards": Accepted("rewards are of whole responses"),
     "use_mp_opt": Accepted("--bf16 always means fp32 master weights and Adam moments"),
@@ -257,7 +269,10 @@ FATES: dict[str, Fate] = {
     "disable_logprobs_flashattn": Accepted("attention is chosen by --packing"),
     "local_rank": Accepted("torchrun sets LOCAL_RANK in the environment", takes_value=True),
     "value_head_prefix": Accepted("the critic's value head starts at 0 and is read from no folder", takes_value=True),
-    "text_only": Accepted("a run is on text"),
+    "text_only": Accepted("rows without media are text"),
+    "mixed_mm_data": Accepted("rows with media and without always mix"),
+    "limit_mm_image_per_prompt": Accepted("a prompt may have any number of images", takes_value=True),
+    "limit_mm_video_per_prompt": Accepted("a prompt may have any number of videos", takes_value=True),
     "save_value_network": Accepted("checkpoints hold the critic"),
     "logging_steps": Accepted("every step is logged", takes_value=True),
     "log_dir": Accepted("all records go to the run folder, --save_path", takes_value=True),
@@ -269,22 +284,14 @@ FATES: dict[str, Fate] = {
     "print_replay_buffer_stats": Accepted("metrics.jsonl has rewards, lengths and truncation of every step"),
     "use_tensorboard": Accepted("TensorBoard files are always written, to --save_path/tensorboard", takes_value=True),
     # What changes nothing at a value that upstream's scripts and defaults give it.
-    "reward_pretrain": Accepted("it names no model; rewards come from --reward_fn", True, ("", "{}")),
     "aux_loss_coef": Accepted("0 is off", True, ("0", "0.0")),
     "sp_size": Accepted("1 is off", True, ("1",)),
     # What a run would not do.
-    "limit_mm_image_per_prompt": Refused(_MEDIA),
-    "limit_mm_video_per_prompt": Refused(_MEDIA),
-    "mixed_mm_data": Refused(_MEDIA),
-    "images_key": Refused(_MEDIA),
-    "fps": Refused(_MEDIA),
-    "max_pixels": Refused(_MEDIA),
     "max_len": Refused("Set --prompt_max_len and --generate_max_len.", "would override two limits"),
     "normalize_advantages": Refused("Set --advantages_norm.", "is read nowhere in public LightRFT"),
     "normalize_reward_for_critic": Refused("Set --reward_running_norm."),
     "enable_ema": Refused("Drop it: the model that is saved is the one that was trained."),
     "load_in_4bit": Refused("Drop it, and set --bf16 for frozen roles in two bytes a weight."),
-    "remote_rm_url": Refused("Call the server from your own --reward_fn module:function."),
     "system_prompt_path": Refused("Give the text itself to --system_prompt.", "reads no file"),
     "use_ms": Refused("Download the model, and give its folder to --pretrain.", "is not supported: ModelScope"),
     "ckpt_path_local": Refused("Set --ckpt_path, and copy from there.", "makes no second copy"),
@@ -301,8 +308,8 @@ What becomes of each flag of the `train_colocate.py` scripts of public LightRFT 
 - accepted: dropped with one warning, since the run does what its user expects without it.
 - refused: a usage error, since the run would not do what the flag promises.
 
-Two things are to be added to a script: `--reward_fn`, since public LightRFT picks its reward by the data's labels, and
-`--eval_data` where it evaluates.
+Two things are to be added to a script: `--reward_recipe`, which says what the data's labels mean (public LightRFT has
+that in its code), or `--reward_fn`; and `--eval_data` where it evaluates.
 
 `lightrft/config/upstream.py` holds the table, and this page is written from it:
 `python -c "from lightrft.config.upstream import *; print(markdown_table(), end='')" > docs/upstream_flags.md`"""
@@ -334,10 +341,12 @@ def _described(fate: Fate | None) -> tuple[str, str]:
     match fate:
         case Same(note):
             return "same", note
-        case Renamed(to):
-            return "renamed", f"`{' '.join(to)}`"
+        case Renamed(to, takes_value):
+            return "renamed", f"`{' '.join(to)}`" + (", with its value" if takes_value else "")
         case Switch(note):
             return "same, without a value", note
+        case Valued(why):
+            return "same, with values", why
         case Accepted(why, _, None):
             return "accepted", why
         case Accepted(why, _, only):

@@ -2,6 +2,7 @@
 
 import difflib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -12,13 +13,13 @@ from lightrft.config.arguments import Config
 from lightrft.config.flags import flag_types, flag_values, is_flag
 
 
-def dump_yaml(config: Config) -> str:
-    """YAML text that `--config` reads back as an equal Config."""
+def dump_yaml(config: Any) -> str:
+    """YAML text that `--config` reads back as an equal configuration."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in flag_values(config).items()}
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def yaml_tokens(path: Path) -> dict[str, list[str]]:
+def yaml_tokens(path: Path, config_type: type = Config) -> dict[str, list[str]]:
     """Command-line tokens that say what the file says, for each of its keys.
 
     Raises:
@@ -28,7 +29,8 @@ def yaml_tokens(path: Path) -> dict[str, list[str]]:
         raise ValueError(f"--config must name a YAML file: {path} is no file.")
     try:
         values = _load_mapping(path.read_text(encoding="utf-8"))
-        return {name: _tokens(str(name), value) for name, value in values.items()}
+        kinds = flag_types(config_type)
+        return {name: _tokens(str(name), value, kinds) for name, value in values.items()}
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -46,10 +48,10 @@ def _load_mapping(text: str) -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-def _tokens(name: str, value: Any) -> list[str]:
-    kind = flag_types().get(name)
+def _tokens(name: str, value: Any, kinds: Mapping[str, Any]) -> list[str]:
+    kind = kinds.get(name)
     if kind is None:
-        raise ValueError(_unknown_key(name))
+        raise ValueError(_unknown_key(name, kinds))
     if kind is bool:
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false: {value!r}.")
@@ -68,7 +70,7 @@ def _tokens(name: str, value: Any) -> list[str]:
     return [f"--{name}={items[0]}", *map(str, items[1:])] if items else [f"--{name}"]
 
 
-def _unknown_key(name: str) -> str:
-    close = difflib.get_close_matches(name.replace("-", "_"), flag_types(), n=3)
+def _unknown_key(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name.replace("-", "_"), list(known), n=3)
     remedy = f"Close to it: {', '.join(close)}." if close else "--help lists the flags."
     return f"unknown key {name!r}. {remedy}"

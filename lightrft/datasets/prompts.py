@@ -8,15 +8,19 @@ from transformers import PreTrainedTokenizerBase
 
 from lightrft.config.arguments import DataConfig
 from lightrft.config.sources import source_names
-from lightrft.datasets.prompt_text import Render, prompt_renderer
+from lightrft.datasets.media import MediaLoader, media_columns
+from lightrft.datasets.media_files import MediaError
+from lightrft.datasets.media_messages import ItemQueue
+from lightrft.datasets.prompt_ids import tokenize
+from lightrft.datasets.prompt_text import Render, RenderedPrompt, prompt_renderer
 from lightrft.datasets.sources import Source, read_source
 from lightrft.types import PromptExample
 from lightrft.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-TOKENIZER_BATCH = 10_000
-"""Texts per call of the tokenizer, whose result takes many times their memory."""
+SHOWN_ROWS = 5
+"""Of those with broken media, in a warning."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class PromptDataset(Sequence[PromptExample]):
     """Rows left out because their prompt is too long."""
     num_truncated: int
     """Prompts cut to `prompt_max_len`."""
+    num_unreadable: int = 0
+    """Rows left out because of their media."""
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -43,7 +49,12 @@ class PromptDataset(Sequence[PromptExample]):
 
 
 def load_prompts(
-    names: str, split: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig, max_samples: int | None
+    names: str,
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    max_samples: int | None,
+    media: MediaLoader | None = None,
 ) -> PromptDataset:
     """Prompts of the first `max_samples` rows of each source.
 
@@ -53,47 +64,91 @@ def load_prompts(
         tokenizer: Its chat template is read where the flags ask for it.
         data: Keys, template and length rule.
         max_samples: None takes all rows.
+        media: Of a model that takes media; None for text.
 
     Raises:
         ValueError: a source is missing or unreadable, a row is no object, lacks a key or holds no prompt, or a source
-            has no prompt left by the length rule.
+            has no prompt left by the rules of length and media.
     """
-    return make_prompts([read_source(name, split, max_samples) for name in source_names(names)], tokenizer, data)
+    sources = [read_source(name, split, max_samples) for name in source_names(names)]
+    return make_prompts(sources, tokenizer, data, media)
 
 
-def make_prompts(sources: Sequence[Source], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> PromptDataset:
+def make_prompts(
+    sources: Sequence[Source],
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    media: MediaLoader | None = None,
+) -> PromptDataset:
     """Prompts of rows that were read already, numbered through the sources; raises as `load_prompts` does."""
-    render = prompt_renderer(tokenizer, data)
+    render = prompt_renderer(tokenizer, data, None if media is None else media.processor)
     parts: list[PromptDataset] = []
     first_row = 0
     for source in sources:
-        parts.append(_source_prompts(source, first_row, render, tokenizer, data))
+        parts.append(_source_prompts(source, first_row, render, tokenizer, data, media))
         first_row += source.rows[-1][0] + 1
     return PromptDataset(
         [example for part in parts for example in part],
         tuple(len(part) for part in parts),
         sum(part.num_filtered for part in parts),
         sum(part.num_truncated for part in parts),
+        sum(part.num_unreadable for part in parts),
     )
 
 
 def _source_prompts(
-    source: Source, first_row: int, render: Render, tokenizer: PreTrainedTokenizerBase, data: DataConfig
+    source: Source,
+    first_row: int,
+    render: Render,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    media: MediaLoader | None,
 ) -> PromptDataset:
     """Prompts of one source; its row i is row `first_row + i` of the data set."""
     if not source.rows:
         raise ValueError(f"A source of prompts must have rows: {source.name} has none. Change the source.")
-    texts = [_rendered(source, row, value, render, data) for row, value in source.rows]
+    columns = {} if media is None else media.columns
+    prompts = [_rendered(source, row, value, render, data, columns) for row, value in source.rows]
+    all_ids = tokenize([prompt.text for prompt in prompts], tokenizer)
+    expanded = all_ids if media is None else _expanded(source, prompts, all_ids, media, data)
     examples = []
-    for (row, value), text, ids in zip(source.rows, texts, _tokenize(texts, tokenizer), strict=True):
+    for (row, value), prompt, ids, actor_ids in zip(source.rows, prompts, all_ids, expanded, strict=True):
         if not ids:
-            raise ValueError(f"{source.where(row)}: a prompt must have tokens: {text!r} has none. Drop the row.")
-        examples.append(_example(first_row + row, value, text, ids, data))
-    return _fit(source, first_row, examples, tokenizer, data)
+            raise ValueError(f"{source.where(row)}: a prompt must have tokens: {prompt.text!r} has none. Drop the row.")
+        if actor_ids is not None:
+            examples.append(_example(first_row + row, value, prompt, ids, actor_ids, data, columns))
+    dataset = _fit(source, first_row, examples, tokenizer, data)
+    return replace(dataset, num_unreadable=len(source.rows) - len(examples))
 
 
-def _rendered(source: Source, row: int, value: Any, render: Render, data: DataConfig) -> str:
-    """The prompt's text; the row has what the flags ask for."""
+def _expanded(
+    source: Source, prompts: Sequence[RenderedPrompt], all_ids: list[list[int]], media: MediaLoader, data: DataConfig
+) -> list[list[int] | None]:
+    """Ids of each prompt as the Actor sees it; None for those to be left out, by `data.media_errors`."""
+    with_media = [i for i, prompt in enumerate(prompts) if prompt.media]
+    results = media.expanded_ids([(prompts[i].text, prompts[i].media) for i in with_media])
+    expanded: list[list[int] | None] = [*all_ids]
+    faults = []
+    for i, result in zip(with_media, results, strict=True):
+        expanded[i] = None if isinstance(result, MediaError) else result
+        if isinstance(result, MediaError):
+            faults.append(f"{source.where(source.rows[i][0])}: {result}")
+    counts = f"{len(faults)} of {len(prompts)} rows of {source.name}"
+    if faults and (data.media_errors == "stop" or len(faults) == len(prompts)):
+        raise ValueError(
+            f"Media must be there and readable: {counts} have others, the first of them {faults[0]}. "
+            "Correct the row, or set --media_errors skip to leave such rows out."
+        )
+    if faults:
+        more = f"\nand {len(faults) - SHOWN_ROWS} more" if len(faults) > SHOWN_ROWS else ""
+        logger.warning("%s left out for their media:\n%s%s", counts, "\n".join(faults[:SHOWN_ROWS]), more)
+    return expanded
+
+
+def _rendered(
+    source: Source, row: int, value: Any, render: Render, data: DataConfig, columns: Mapping[str, str]
+) -> RenderedPrompt:
+    """The row's prompt; the row has what the flags ask for."""
     try:
         if not isinstance(value, Mapping):
             raise ValueError(f"a row must be an object with columns: got {type(value).__name__}.")
@@ -101,32 +156,34 @@ def _rendered(source: Source, row: int, value: Any, render: Render, data: DataCo
             if key not in value:
                 present = ", ".join(map(str, value)) or "none"
                 raise ValueError(f"no key {key!r}: it has {present}. Add it or set --{flag}.")
-        return render(value[data.input_key])
+        for kind, key in media_columns(data).items():
+            if kind not in columns and value.get(key):
+                raise ValueError(
+                    f"the row has media that the model does not take: {kind}, in {key!r}. Choose another model, drop "
+                    f"the column, or set --{kind}_key if it is something else."
+                )
+        return render(value[data.input_key], ItemQueue(value, columns, source.folder) if columns else None)
     except ValueError as error:
         raise ValueError(f"{source.where(row)}: {error}") from error
 
 
-def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Ids of each text with one BOS, if the tokenizer adds one, whether or not the text has it; no EOS is added."""
-    bos: list[Any] = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    # Some tokenizers add an EOS among their special tokens, so only what stands in front is taken from them.
-    probe: Any = tokenizer("a", add_special_tokens=True)["input_ids"]
-    prefix = bos if probe[: len(bos)] == bos else []
-    all_ids: list[list[int]] = []
-    for start in range(0, len(texts), TOKENIZER_BATCH):
-        batch = texts[start : start + TOKENIZER_BATCH]
-        encoded: Any = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        all_ids += encoded["input_ids"]
-    return [ids if ids[: len(prefix)] == prefix else prefix + ids for ids in all_ids]
-
-
-def _example(row: int, value: Mapping[str, Any], text: str, ids: list[int], data: DataConfig) -> PromptExample:
-    named = (data.input_key, data.label_key, data.reference_key)
+def _example(
+    row: int,
+    value: Mapping[str, Any],
+    prompt: RenderedPrompt,
+    ids: list[int],
+    actor_ids: list[int],
+    data: DataConfig,
+    columns: Mapping[str, str],
+) -> PromptExample:
+    named = (data.input_key, data.label_key, data.reference_key, *columns.values())
     return PromptExample(
         row=row,
-        prompt=text,
-        prompt_ids=ids,
+        prompt=prompt.text,
+        prompt_ids=actor_ids,
         engine_prompt_ids=ids,
+        media=prompt.media,
+        messages=prompt.messages,
         label=value[data.label_key],
         reference=value.get(data.reference_key),
         extra={key: column for key, column in value.items() if key not in named},
@@ -152,6 +209,12 @@ def _fit(
             f"Prompts must fit into prompt_max_len={limit} tokens: {counts} do not, the first of them row "
             f"{first.row - first_row} with {len(first.prompt_ids)}. Raise --prompt_max_len, or set --overlong_prompts "
             "to filter or truncate."
+        )
+    if rule == "truncate" and (whole := [example for example in overlong if example.media]):
+        raise ValueError(
+            f"A prompt with media cannot be cut to prompt_max_len={limit} tokens: row {whole[0].row - first_row} of "
+            f"{source.name} has {len(whole[0].prompt_ids)}. Raise --prompt_max_len, lower --image_max_pixels, or set "
+            "--overlong_prompts filter."
         )
     if rule == "truncate":
         logger.info("%s cut to their last prompt_max_len=%d tokens", counts, limit)

@@ -24,6 +24,8 @@ class Source:
     rows: Sequence[Row]
     has_lines: bool = False
     """Each row is a line, so that line i + 1 holds row i."""
+    folder: Path | None = None
+    """Where relative paths in its rows begin; None: where the process runs."""
 
     def where(self, row: int) -> str:
         """The place of a row, for messages."""
@@ -58,7 +60,7 @@ def _read_file(path: Path, name: str, max_rows: int | None) -> Source:
         raise ValueError(f"A file of prompts must end in {', '.join(READERS)}: {name} does not. Rename or convert it.")
     if reader is _json_list and not _starts_a_list(path):
         reader = _json_lines
-    return Source(name, list(islice(reader(path), max_rows)), has_lines=reader is _json_lines)
+    return Source(name, list(islice(reader(path), max_rows)), reader is _json_lines, path.parent)
 
 
 def _read_folder(path: Path, name: str, split: str, max_rows: int | None) -> Source:
@@ -86,7 +88,7 @@ def _read_dataset(name: str, split: str, max_rows: int | None) -> Source:
         ) from error
     if max_rows is not None:
         rows = rows.select(range(min(max_rows, len(rows))))
-    return Source(name, list(enumerate(rows.to_list())))
+    return Source(name, list(enumerate(rows.to_list())), folder=Path(name) if Path(name).is_dir() else None)
 
 
 def _reason(error: BaseException) -> str:

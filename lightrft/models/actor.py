@@ -1,5 +1,6 @@
 """Actor: the differentiable policy."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -21,10 +22,17 @@ class ActorOutput(NamedTuple):
 class Actor(nn.Module):
     """A causal language model that returns log-probs of response tokens, the same for packed and padded layouts."""
 
-    def __init__(self, model: PreTrainedModel, chunk_size: int = 128, entropy_grad: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chunk_size: int = 128,
+        entropy_grad: bool = False,
+        suppressed_ids: Sequence[int] = (),
+    ) -> None:
+        """`suppressed_ids` are those that the engine never draws."""
         super().__init__()
         self.model = model
-        self.log_prob_head = LogProbHead(chunk_size, entropy_grad)
+        self.log_prob_head = LogProbHead(chunk_size, entropy_grad, suppressed_ids)
 
     def forward(self, micro: MicroBatch, temperature: float) -> ActorOutput:
         """Scores the response tokens at `temperature`, by dividing logits."""

@@ -1,6 +1,7 @@
 """Collation: from ragged samples to the inputs of one forward, at the last moment."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -23,8 +24,8 @@ def collate(
     """
     lengths = [sample.num_tokens for sample in samples]
     starts, model_inputs = _LAYOUTS[layout](samples, lengths)
-    for name in samples[0].token_inputs:
-        model_inputs[name] = _rows([sample.token_inputs[name] for sample in samples], layout)
+    for name in sorted({name for sample in samples for name in sample.token_inputs}):
+        model_inputs[name] = _rows(_token_input(name, samples), layout)
     for name in sorted({name for sample in samples for name in sample.item_inputs}):
         model_inputs[name] = torch.cat([s.item_inputs[name] for s in samples if name in s.item_inputs])
     action_mask = torch.cat([sample.action_mask for sample in samples])
@@ -46,27 +47,50 @@ def collate(
         last_index=last_index.to(device),
         target_ids=torch.cat([sample.input_ids[sample.response_start :] for sample in samples]).to(device),
         action_mask=(action_mask if keep else torch.zeros_like(action_mask)).to(device),
-        action_log_probs=field("action_log_probs"),
-        rollout_log_probs=field("rollout_log_probs"),
-        base_action_log_probs=field("base_action_log_probs"),
-        values=field("values"),
-        advantages=field("advantages"),
-        returns=field("returns"),
+        **{name: field(name) for name in SCORES},
     )
 
 
 def micro_batches(
-    samples: Sequence[Experience], plan: Sequence[Sequence[int]], layout: Layout, device: torch.device
+    samples: Sequence[Experience],
+    plan: Sequence[Sequence[int]],
+    layout: Layout,
+    device: torch.device,
+    fillers: Sequence[Experience] = (),
 ) -> Iterator[tuple[MicroBatch, Sequence[int], bool]]:
     """Each micro-batch of a plan with the indices of its samples, and whether it is the last.
 
     An empty micro-batch runs the shortest sample again, or a fixed one, with an action mask that is all False.
+
+    Args:
+        fillers: Masked samples, one for each kind of media in the run: behind its samples a micro-batch gets those
+            whose kind it lacks. What reads a kind then runs on every rank (DIST-02).
     """
     for k, indices in enumerate(plan):
-        chosen = [samples[i] for i in indices] or [min(samples, key=lambda s: s.num_tokens, default=_FILLER)]
-        yield collate(chosen, layout, device, keep=bool(indices)), indices, k == len(plan) - 1
+        chosen = [samples[i] for i in indices] or ([min(samples, key=lambda s: s.num_tokens)] if samples else [])
+        chosen += [_as_scored(filler, chosen) for filler in fillers if not _has_kind(chosen, filler)]
+        yield collate(chosen or [_FILLER], layout, device, keep=bool(indices)), indices, k == len(plan) - 1
 
 
+def _has_kind(samples: Sequence[Experience], filler: Experience) -> bool:
+    return any(filler.item_inputs.keys() <= sample.item_inputs.keys() for sample in samples)
+
+
+def _as_scored(filler: Experience, samples: Sequence[Experience]) -> Experience:
+    """The filler without those fields that the samples do not have yet."""
+    absent = [name for name in SCORES if samples and getattr(samples[0], name) is None]
+    return replace(filler, **dict.fromkeys(absent))
+
+
+SCORES = (
+    "action_log_probs",
+    "rollout_log_probs",
+    "base_action_log_probs",
+    "values",
+    "advantages",
+    "returns",
+)
+"""Fields of a sample that have one number for each response token."""
 _FILLER = Experience(
     group=-1,
     index=0,
@@ -114,6 +138,12 @@ def _padded(samples: Sequence[Experience], lengths: list[int]) -> tuple[list[int
 
 
 _LAYOUTS = {"packed": _packed, "padded": _padded}
+
+
+def _token_input(name: str, samples: Sequence[Experience]) -> list[Tensor]:
+    """Of each sample; it is 0 at the tokens of those without it, which have no media."""
+    given = next(sample.token_inputs[name] for sample in samples if name in sample.token_inputs)
+    return [sample.token_inputs.get(name, given.new_zeros(sample.num_tokens, *given.shape[1:])) for sample in samples]
 
 
 def _rows(tensors: list[Tensor], layout: Layout) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lightrft.models.scalar_head import ScalarHead
 from lightrft.types import MicroBatch
 
 
@@ -18,8 +19,8 @@ class CriticOutput(NamedTuple):
     """`(B,)` fp32: the value after the last token, at position T - 1."""
 
 
-class ValueHead(nn.Linear):
-    """Hidden state `(N, H)` to value `(N, 1)`, in fp32 whatever the trunk computes in; starts at 0 everywhere."""
+class ValueHead(ScalarHead):
+    """Hidden state `(N, H)` to value `(N, 1)`; starts at 0 everywhere."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__(hidden_size, 1)
@@ -28,10 +29,6 @@ class ValueHead(nn.Linear):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        # DeepSpeed computes with bf16 weights, FSDP2 keeps these in fp32.
-        return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float())
 
 
 class Critic(nn.Module):

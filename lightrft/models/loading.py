@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -13,11 +13,15 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    AutoModelForSequenceClassification,
+    AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -26,10 +30,17 @@ from lightrft.config.arguments import Packing
 from lightrft.models.attention import VARLEN, supports_varlen
 from lightrft.models.collate import Layout
 from lightrft.models.lora import Adapter, add_adapter, fill_adapter, make_adapter
+from lightrft.models.multimodal import FAMILIES, family_of, suppressed_ids
 from lightrft.models.weights import persistent_tensors
 
-Kind: TypeAlias = Literal["causal_lm", "trunk"]
-_AUTO_CLASSES = {"causal_lm": AutoModelForCausalLM, "trunk": AutoModel}
+Kind: TypeAlias = Literal["causal_lm", "trunk", "classifier"]
+_AUTO_CLASSES = {
+    "causal_lm": AutoModelForCausalLM,
+    "trunk": AutoModel,
+    "classifier": AutoModelForSequenceClassification,
+}
+SCORE_HEAD = "score"
+"""Name of the head of a classifier that reads its label at the last token."""
 
 # Each changes the logits after hidden @ weight.T, which LogProbHead does not know.
 _UNSUPPORTED_LOGIT_RULES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -47,12 +58,26 @@ class LoadedConfig:
     """What is added to the model, and then learns alone."""
     weights: Callable[[torch.dtype], dict[str, Tensor]] | None = None
     """Gives the weights in the place of the folder's, where those are not there: random ones of a benchmark."""
+    new_head: bool = False
+    """The folder has no head of this kind: a classifier is to learn one, which starts at 0."""
+    suppressed_ids: tuple[int, ...] = ()
+    """Ids of media placeholders, and those that no token has: a response never has them."""
+
+    @property
+    def tower(self) -> str | None:
+        """The part of the configuration that is of what reads media; None for a text model."""
+        return family_of(self.hf_config).tower
+
+    @property
+    def attn_implementation(self) -> str | dict[str, str]:
+        """As transformers takes it: what reads media sees whole images, not the samples of a packed row."""
+        return self.attention if self.tower is None else {"text_config": self.attention, self.tower: "sdpa"}
 
 
 def load_config(pretrain: str, packing: Packing, kind: Kind = "causal_lm") -> LoadedConfig:
-    """Reads a model's configuration and checks that it is a causal language model that we can train.
+    """Reads a model's configuration and checks that it is a causal language model that we can train, with media or not.
 
-    A trunk may come from a model with another head, such as a reward model.
+    A trunk may come from a model with another head, such as a reward model, and so may a classifier.
 
     Raises:
         ValueError: The folder is absent, has no configuration, or holds another kind of model.
@@ -62,7 +87,8 @@ def load_config(pretrain: str, packing: Packing, kind: Kind = "causal_lm") -> Lo
     if not _is_causal(hf_config, kind):
         raise ValueError(
             f"the model must be a causal language model: {pretrain} holds a {hf_config.model_type} "
-            f"({', '.join(hf_config.architectures or ['no architecture named'])}). Choose another folder."
+            f"({', '.join(hf_config.architectures or ['no architecture named'])}). Choose another folder; those that "
+            f"take media are {', '.join(FAMILIES)}."
         )
     rules = hf_config.get_text_config().to_dict()
     if odd := [name for name in _UNSUPPORTED_LOGIT_RULES if rules.get(name) not in (None, 1.0)]:
@@ -71,7 +97,8 @@ def load_config(pretrain: str, packing: Packing, kind: Kind = "causal_lm") -> Lo
             f"has {', '.join(odd)}. Choose another model."
         )
     _disable_dropout(hf_config)
-    model_class = cast(type[PreTrainedModel], AutoModelForCausalLM._model_mapping[type(hf_config)])
+    text_config = hf_config.get_text_config()
+    model_class = cast(type[PreTrainedModel], AutoModel._model_mapping[type(text_config)])
     varlen = supports_varlen(model_class, hf_config)
     layout: Layout = "packed" if packing == "packed" or (packing == "auto" and varlen) else "padded"
     attention = VARLEN if layout == "packed" and varlen else "sdpa"
@@ -95,10 +122,13 @@ def _is_causal(hf_config: PretrainedConfig, kind: Kind) -> bool:
 
     Encoders have such a class as well, but their folders name another one.
     """
-    if type(hf_config) not in AutoModelForCausalLM._model_mapping:
+    if family_of(hf_config).tower is not None:
+        causal = cast(type, AutoModelForMultimodalLM._model_mapping[type(hf_config)]).__name__
+    elif type(hf_config) in AutoModelForCausalLM._model_mapping:
+        causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
+    else:
         return False
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
-    return kind == "trunk" or not hf_config.architectures or causal in hf_config.architectures
+    return kind != "causal_lm" or not hf_config.architectures or causal in hf_config.architectures
 
 
 def _read_config(pretrain: str) -> PretrainedConfig:
@@ -121,9 +151,10 @@ def _read_config(pretrain: str) -> PretrainedConfig:
 
 def _disable_dropout(hf_config: PretrainedConfig) -> None:
     # With dropout the policy that is trained is not the policy that sampled: ratios would not start at 1.
-    for name, value in hf_config.to_dict().items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
-            setattr(hf_config, name, 0.0)
+    for part in (hf_config, *(getattr(hf_config, name) for name in hf_config.sub_configs)):
+        for name, value in part.to_dict().items():
+            if isinstance(value, float) and ("dropout" in name or name.endswith(("_pdrop", "layerdrop"))):
+                setattr(part, name, 0.0)
 
 
 def empty_model(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> PreTrainedModel:
@@ -132,12 +163,20 @@ def empty_model(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> PreTrai
     An adapter is in fp32 whatever the dtype, and the only part that has gradients.
     """
     with init_empty_weights(include_buffers=False):
-        model = _AUTO_CLASSES[kind].from_config(loaded.hf_config, dtype=dtype, attn_implementation=loaded.attention)
+        model = _auto_class(loaded, kind).from_config(
+            loaded.hf_config, dtype=dtype, attn_implementation=loaded.attn_implementation
+        )
     # Building on the meta device separates tied embeddings.
     model.tie_weights()
     if loaded.adapter is not None:
         add_adapter(model, loaded.adapter)
     return model
+
+
+def _auto_class(loaded: LoadedConfig, kind: Kind) -> Any:
+    """The class of transformers that makes a model of this kind."""
+    is_multimodal = kind == "causal_lm" and loaded.tower is not None
+    return AutoModelForMultimodalLM if is_multimodal else _AUTO_CLASSES[kind]
 
 
 def pretrained_weights(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -148,10 +187,21 @@ def pretrained_weights(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> 
     """
     if loaded.weights is not None:
         return loaded.weights(dtype)
-    model, info = _AUTO_CLASSES[kind].from_pretrained(
+    # transformers before 5.24 does not find a trunk's weights in the old layout of a whole model that takes media.
+    is_trunk_of_whole = kind == "trunk" and loaded.tower is not None
+    model, info = _auto_class(loaded, "causal_lm" if is_trunk_of_whole else kind).from_pretrained(
         loaded.pretrain, config=loaded.hf_config, dtype=dtype, output_loading_info=True
     )
-    if faults := sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]):
+    missing = set(info["missing_keys"])
+    if is_trunk_of_whole:
+        model = model.base_model
+        missing.discard("lm_head.weight")
+    if loaded.new_head:
+        new = {name for name in missing if name.startswith(f"{SCORE_HEAD}.")}
+        for name in new:
+            nn.init.zeros_(model.get_parameter(name))
+        missing -= new
+    if faults := sorted([*missing, *(str(key) for key in info["mismatched_keys"])]):
         raise ValueError(f"the model folder must hold every weight: {loaded.pretrain} lacks {', '.join(faults[:5])}.")
     if loaded.adapter is not None:
         add_adapter(model, loaded.adapter)
@@ -166,6 +216,26 @@ def materialize(model: nn.Module, parameter_device: torch.device, buffer_device:
     for name, buffer in buffers.items():
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, buffer)
+
+
+def check_same_family(actor: LoadedConfig, other: LoadedConfig) -> None:
+    """Raises ValueError where another role would not take the actor's samples."""
+    types = [loaded.hf_config.model_type for loaded in (actor, other)]
+    if (actor.tower, other.tower) != (None, None) and types[0] != types[1]:
+        raise ValueError(
+            f"models that take media must be of one family, whose inputs they share: {actor.pretrain} is a {types[0]}, "
+            f"{other.pretrain} a {types[1]}. Choose another folder for one of them."
+        )
+
+
+def check_weight_files(pretrain: str) -> None:
+    """Raises ValueError where a model's folder has no weights at all."""
+    folder = Path(pretrain)
+    if folder.is_dir() and not any(path.suffix in (".safetensors", ".bin") for path in folder.iterdir()):
+        raise ValueError(
+            f"the model folder must hold weights (*.safetensors or *.bin): {pretrain} has none. Copy them there, or "
+            "choose another folder."
+        )
 
 
 def load_tokenizer(pretrain: str) -> PreTrainedTokenizerBase:
@@ -183,6 +253,28 @@ def load_tokenizer(pretrain: str) -> PreTrainedTokenizerBase:
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.added_tokens_decoder):
         raise ValueError(f"{rule}. Copy the tokenizer's files there.")
     return tokenizer
+
+
+def with_suppressed_ids(loaded: LoadedConfig, tokenizer: PreTrainedTokenizerBase) -> LoadedConfig:
+    return replace(loaded, suppressed_ids=suppressed_ids(loaded.hf_config, tokenizer))
+
+
+def load_processor(loaded: LoadedConfig) -> ProcessorMixin | None:
+    """Reads what turns media into the model's inputs; None for a text model.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if loaded.tower is None:
+        return None
+    try:
+        return AutoProcessor.from_pretrained(loaded.pretrain)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"the folder of a model with media must hold its processor: {loaded.pretrain} does not, or it cannot be "
+            f"loaded here ({reason}). Copy its files there, and install what it asks for."
+        ) from error
 
 
 def load_generation_config(pretrain: str) -> GenerationConfig | None:

@@ -5,7 +5,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lightrft.config import Config
 from lightrft.models.actor import ActorOutput
+from lightrft.models.multimodal import published_name
 from lightrft.models.weights import layer_of, persistent_tensors, sent_dtype
 from lightrft.types import MicroBatch
 
@@ -368,6 +369,11 @@ def sent_weights(model: nn.Module) -> list[SentWeight]:
         for name, tensor in persistent_tensors(model)
         if not _is_adapter(name)
     ]
+
+
+def engine_weights(model: PreTrainedModel) -> list[SentWeight]:
+    """`sent_weights` under the names of published folders, which engines of other packages know (WGT-06)."""
+    return [replace(weight, name=published_name(model.config, weight.name)) for weight in sent_weights(model)]
 
 
 def plain_name(name: str) -> str:

@@ -1,11 +1,22 @@
 """Records that rewards take and give."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, SupportsFloat, TypeAlias
 
-RESERVED_COMPONENTS = ("mean", "mean_square", "std", "excluded", "reward", "response_length", "truncated")
+RESERVED_COMPONENTS = (
+    "mean",
+    "mean_square",
+    "std",
+    "excluded",
+    "ungradable",
+    "failed",
+    "reward",
+    "response_length",
+    "truncated",
+)
 """What metrics say of the score itself and of the response, under the same prefix as the components."""
 
 
@@ -25,16 +36,10 @@ class RewardInput:
     """`stop` or `length`."""
     media: Mapping[str, Any] = field(default_factory=dict)
     """The row's images, clips and sounds; empty for text."""
-
-
-@dataclass(frozen=True)
-class RewardOutput:
-    """What one response is worth."""
-
-    score: float | None
-    """None = excluded: outside the group statistics and the loss."""
-    components: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers, for metrics and samples.jsonl."""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    """What the prompt was made of by a chat template, for models with one of their own; None for a plain text."""
+    response_length: int | None = None
+    """Tokens of the response; None where only its text is known."""
 
 
 FaultKind: TypeAlias = Literal["ungradable", "error"]
@@ -50,6 +55,10 @@ class Fault:
     message: str
 
 
+class Ungradable(Exception):
+    """A rule cannot grade a row's responses: its gold answer, or what stands for it, cannot be read."""
+
+
 @dataclass(frozen=True)
 class Grade:
     """What one component of the reward gives one response."""
@@ -60,6 +69,30 @@ class Grade:
     """Further numbers, for metrics and samples.jsonl."""
     fault: Fault | None = None
     """Why there is no value; None where there is one, or where the response is left out on purpose."""
+
+
+@dataclass(frozen=True)
+class RewardOutput:
+    """What one response is worth."""
+
+    score: float | None
+    """None = excluded: outside the group statistics and the loss."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers, for metrics and samples.jsonl."""
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    """Of the components that have no grade, by their names."""
+
+
+def finite_float(value: Any) -> float | None:
+    """The float that a number is, a decimal one or a scalar of NumPy or torch too; None where no finite one is."""
+    if not isinstance(value, SupportsFloat):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        # An array of several numbers, or an integer of 400 digits.
+        return None
+    return number if math.isfinite(number) else None
 
 
 class RewardSource(Protocol):

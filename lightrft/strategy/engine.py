@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightrft.config.arguments import Config
 from lightrft.models.loading import LoadedConfig
+from lightrft.strategy.sglang_utils.preconditions import check_sglang
 from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS
 from lightrft.strategy.vllm_utils.preconditions import check_vllm
@@ -227,8 +228,15 @@ class ManagedEngine:
 
 def check_engine(config: Config, loaded: LoadedConfig) -> None:
     """Raises ValueError or NotImplementedError for what the engine cannot do with this model on this machine."""
+    if loaded.tower is not None and config.rollout.engine_type != "torch":
+        raise NotImplementedError(
+            f"models that take media generate by the torch engine alone: {loaded.pretrain} is a "
+            f"{loaded.hf_config.model_type}, engine_type={config.rollout.engine_type}. Set --engine_type torch."
+        )
     if config.rollout.engine_type == "vllm":
         check_vllm(config, loaded)
+    if config.rollout.engine_type == "sglang":
+        check_sglang(config, loaded)
 
 
 def create_engine(
@@ -282,7 +290,7 @@ def _torch_engine(
         collectives=collectives,
         tp_group=tp_group,
     )
-    return ManagedEngine(engine, sleep_level=2 if config.rollout.enable_engine_sleep else None)
+    return ManagedEngine(engine, config.rollout.sleep_level)
 
 
 def _vllm_engine(
@@ -295,23 +303,48 @@ def _vllm_engine(
     from lightrft.strategy.vllm_utils.vllm_engine import VLLMEngine
 
     rollout = config.rollout
-    # Every sync brings all weights: a copy on the host would cost time and be used by nobody.
-    sleep_level = (rollout.engine_sleep_level or 2) if rollout.enable_engine_sleep else None
     engine = VLLMEngine(
         config.model.pretrain,
         device=device,
         dtype=torch.bfloat16 if config.model.bf16 else torch.float32,
         mem_util=rollout.engine_mem_util,
         max_model_len=config.data.prompt_max_len + rollout.generate_max_len,
-        sleep_level=sleep_level,
+        sleep_level=rollout.sleep_level,
         tp_size=rollout.engine_tp_size,
         enforce_eager=rollout.enforce_eager,
         takes_stop_strings=bool(rollout.stop),
         timeout_seconds=config.strategy.dist_timeout_seconds + GROUP_TIMEOUT_GRACE_SECONDS,
         collectives=collectives,
     )
-    return ManagedEngine(engine, sleep_level)
+    return ManagedEngine(engine, rollout.sleep_level)
 
 
-_ADAPTERS = {"torch": _torch_engine, "vllm": _vllm_engine}
+def _sglang_engine(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    collectives: Collectives | None,
+    tp_group: dist.ProcessGroup | None,
+) -> ManagedEngine:
+    from lightrft.strategy.sglang_utils.sglang_engine import SGLangEngine
+
+    rollout = config.rollout
+    engine = SGLangEngine(
+        config.model.pretrain,
+        device=device,
+        dtype=torch.bfloat16 if config.model.bf16 else torch.float32,
+        mem_util=rollout.engine_mem_util,
+        max_model_len=config.data.prompt_max_len + rollout.generate_max_len,
+        sleep_level=rollout.sleep_level,
+        tokenizer=tokenizer if rollout.stop else None,
+        enforce_eager=rollout.enforce_eager,
+        bucket_bytes=rollout.weight_bucket_bytes,
+        timeout_seconds=config.strategy.dist_timeout_seconds + GROUP_TIMEOUT_GRACE_SECONDS,
+        collectives=collectives,
+        tp_group=tp_group,
+    )
+    return ManagedEngine(engine, rollout.sleep_level)
+
+
+_ADAPTERS = {"torch": _torch_engine, "vllm": _vllm_engine, "sglang": _sglang_engine}
 """Each imports its own libraries, when it is called."""

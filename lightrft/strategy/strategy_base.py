@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lightrft.config import Config
 from lightrft.models.loading import Kind, LoadedConfig
-from lightrft.models.lora import SentWeight, adapter_tensors, sent_weights
+from lightrft.models.lora import SentWeight, adapter_tensors, engine_weights, sent_weights
 from lightrft.models.weights import by_layer, sent_dtype
 from lightrft.strategy.engine import ManagedEngine, create_engine
 from lightrft.strategy.roles import RoleTensors, StepResult, TrainedRole, hf_model_of, stored_dtype
@@ -337,7 +337,7 @@ class StrategyBase(ABC):
         self._weight_version += 1
         # An engine may take its memory outside torch's allocator: what the trainer has left must be free for it.
         empty_cache(self.device)
-        weights = sent_weights(hf_model_of(actor))
+        weights = engine_weights(hf_model_of(actor))
         with torch.no_grad():
             record = self._broadcast_manager.broadcast_to_engine(
                 self.weight_specs(weights, self.engine_dtype),
@@ -389,8 +389,11 @@ class StrategyBase(ABC):
 
         An empty micro-batch stands for a forward that this rank runs for its collectives alone.
         """
+        return self.agree_plan_of_lengths([sample.num_tokens for sample in samples], padded)
+
+    def agree_plan_of_lengths(self, lengths: Sequence[int], padded: bool) -> Plan:
+        """`agree_plan` for whatever has these numbers of tokens. Every rank must call it."""
         train = self.config.train
-        lengths = [sample.num_tokens for sample in samples]
         plan = plan_micro_batches(lengths, train.max_tokens_per_micro_batch, train.micro_train_batch_size, padded)
         [count] = self.collectives.all_reduce_max([len(plan)])
         return extend_plan(plan, int(count), lengths)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from lightrft.config import Config
 from lightrft.config.flags import flag_values
@@ -39,8 +39,9 @@ Library: TypeAlias = Literal["transformers", "peft"]
 
 STATE, BASE = "trainer.json", "base"
 """In a checkpoint: the run's own state, and what a Hugging Face folder needs besides the weights."""
-SCORES = ("eval/mean", "reward/mean")
-"""Metrics by which a checkpoint is the best; one with the former comes before all that have only the latter."""
+SCORES = ("eval/mean", "reward/mean", "eval/accuracy")
+"""Metrics by which a checkpoint is the best; one with an earlier of them comes before all without it. The last is that
+of a reward model, which has no other."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Checkpointer:
         tokenizer: Goes into every exported model.
         data: Identity of the prompts and their order.
         resume_point: Where the run goes on; None starts it.
+        processor: Goes into every exported model that takes media.
     """
 
     def __init__(
@@ -96,13 +98,17 @@ class Checkpointer:
         tokenizer: PreTrainedTokenizerBase,
         data: str,
         resume_point: ResumePoint | None,
+        processor: ProcessorMixin | None = None,
     ) -> None:
         self.config = config
+        self.flags: Any = config
+        """Whose flags are kept: a Config, or another dataclass of owners."""
         self.root = checkpoint_root(config)
         self.saves = saves_checkpoints(config)
         self.strategy = strategy
         self.roles = roles
         self.tokenizer = tokenizer
+        self.processor = processor
         self.generation_config = load_generation_config(config.model.pretrain)
         self.data = data
         self.resume_point = resume_point
@@ -140,7 +146,7 @@ class Checkpointer:
         load_checkpoint(self.strategy, folder, self.roles)
         if self.strategy.is_rank_0:
             logger.info("going on from %s: step %d of %d is done", folder, state.step, state.num_steps)
-            if changes := changed_flags(state, self.config):
+            if changes := changed_flags(state, self.flags):
                 logger.info("flags that the checkpoint's run had otherwise: %s", "; ".join(changes))
         return state
 
@@ -151,8 +157,8 @@ class Checkpointer:
 
     def hf_files(self, step: int) -> HFFiles:
         library: Library = "peft" if self.config.checkpoint.save_adapter else "transformers"
-        card = model_card(self.config.model.pretrain, step, flags_of(self.config), library)
-        return HFFiles(self.tokenizer, self.generation_config, card)
+        card = model_card(self.config.model.pretrain, step, flags_of(self.flags), library)
+        return HFFiles(self.tokenizer, self.generation_config, card, self.processor)
 
     def write_files(self, state: TrainingState, folder: Path) -> None:
         write_json(folder / STATE, asdict(state))
@@ -287,7 +293,7 @@ def data_identity(prompts: Iterable[PromptExample], *order: object) -> str:
     return digest.hexdigest()
 
 
-def changed_flags(state: TrainingState, config: Config) -> list[str]:
+def changed_flags(state: TrainingState, config: Any) -> list[str]:
     """`name: old -> new` of each flag that the checkpoint's run had otherwise."""
     saved = state.flags
     return [
@@ -297,7 +303,7 @@ def changed_flags(state: TrainingState, config: Config) -> list[str]:
     ]
 
 
-def flags_of(config: Config) -> dict[str, Any]:
+def flags_of(config: Any) -> dict[str, Any]:
     """Every flag's value in JSON's types."""
     return jsonable(flag_values(config))
 

@@ -8,7 +8,7 @@ from lightrft.config import Config
 from lightrft.ops.attempts import majority, pass_at_k, pass_sizes
 from lightrft.rewards.answers import answer_of
 from lightrft.strategy.strategy_base import StrategyBase
-from lightrft.trainer.fast_exp_maker import add_reward_means
+from lightrft.trainer.fast_exp_maker import add_fault_means, add_reward_means
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.records import gathered_rows, merged_metrics
 from lightrft.trainer.rollouts import Rollouts
@@ -85,9 +85,15 @@ class Evaluation:
 
     def rewarded_samples(self, prompts: Sequence[PromptExample]) -> list[Experience]:
         """This rank's samples, all of a prompt together."""
-        numbered = [(i, prompts[i]) for i in self.strategy.local_share(len(prompts))]
+        # Decoded media of all prompts at once may be more than a host holds.
+        with_media = any(example.media for example in prompts)
+        size = self.config.rollout.rollout_batch_size if with_media else max(1, len(prompts))
+        batches = [
+            [(start + i, prompts[start + i]) for i in self.strategy.local_share(min(size, len(prompts) - start))]
+            for start in range(0, len(prompts), size)
+        ]
         num_samples = self.config.evaluation.eval_n_samples_per_prompt
-        return self.rollouts.rewarded(self.rollouts.rollout(numbered, EVALUATION_STEP, num_samples, self.params))
+        return self.rollouts.rewarded(self.rollouts.rollout(batches, EVALUATION_STEP, num_samples, self.params))
 
     def means(self, samples: Sequence[Experience]) -> Means:
         """What this rank's samples contribute to the metrics."""
@@ -95,7 +101,7 @@ class Evaluation:
         means = Means()
         add_reward_means(means, samples, "eval")
         for sample in samples:
-            means.add("eval/excluded", sample.reward is None, 1)
+            add_fault_means(means, sample, "eval")
             means.add("eval/response_length", sample.num_response_tokens, 1)
             means.add("eval/truncated", sample.finish_reason == "length", 1)
         for _, group in groupby(samples, key=lambda sample: sample.group):

@@ -14,6 +14,7 @@ from lightrft.models.loading import (
     empty_model,
     load_config,
     load_generation_config,
+    load_processor,
     load_tokenizer,
     pretrained_weights,
 )
@@ -58,7 +59,7 @@ def export_checkpoint(
         raise ValueError(f"there must be an adapter to export: {folder} has all weights. Drop --adapter.")
     model = empty_model(loaded, "causal_lm", dtype)
     weights = saved_weights(folder, model)
-    files = hf_files(folder, state, library="peft" if adapter_only else "transformers")
+    files = hf_files(folder, loaded, state, library="peft" if adapter_only else "transformers")
     output.parent.mkdir(parents=True, exist_ok=True)
     if adapter_only:
         export_adapter(model, weights, files, output)
@@ -78,10 +79,12 @@ def saved_weights(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
-def hf_files(folder: Path, state: TrainingState, library: Literal["transformers", "peft"]) -> HFFiles:
+def hf_files(
+    folder: Path, loaded: LoadedConfig, state: TrainingState, library: Literal["transformers", "peft"]
+) -> HFFiles:
     base = str(folder / BASE)
     card = model_card(state.flags["pretrain"], state.step, state.flags, library=library)
-    return HFFiles(load_tokenizer(base), load_generation_config(base), card)
+    return HFFiles(load_tokenizer(base), load_generation_config(base), card, load_processor(loaded))
 
 
 def saved_model(base: Path) -> LoadedConfig:

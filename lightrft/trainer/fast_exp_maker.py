@@ -1,6 +1,6 @@
 """FastExperienceMaker: from prompts to experiences, one model role after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,9 +9,11 @@ from transformers import PreTrainedTokenizerBase
 
 from lightrft.config import Config
 from lightrft.models.collate import Layout, micro_batches
+from lightrft.models.loading import LoadedConfig
 from lightrft.strategy.strategy_base import Plan, StrategyBase
 from lightrft.trainer.advantages import AdvantageComputation, without_loss
 from lightrft.trainer.functions import Estimator
+from lightrft.trainer.media_feed import MediaFeed
 from lightrft.trainer.mismatch import MismatchCheck
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.remote_teacher import RemoteTeacher
@@ -45,19 +47,25 @@ class FastExperienceMaker:
         estimator: Estimator,
         tokenizer: PreTrainedTokenizerBase,
         stop_token_ids: tuple[int, ...],
-        layout: Layout,
+        model: LoadedConfig,
+        fillers: Sequence[Experience],
+        media: MediaFeed,
         phase: PhaseClock,
         remote_teacher: RemoteTeacher | None = None,
     ) -> None:
+        """`model` is the actor's; `fillers` are one of each kind of media in the run."""
         self.config = config
         self.strategy = strategy
         self.roles = roles
         self.remote_teacher = remote_teacher
         self.advantages = AdvantageComputation(config, strategy.collectives, estimator)
-        self.layout: Layout = layout
+        self.layout: Layout = model.layout
+        self.fillers = fillers
         self.phase = phase
         self.mismatch = MismatchCheck(strategy.collectives, config.rollout.engine_type)
-        self.rollouts = Rollouts(config, strategy, roles.actor, reward_engine, tokenizer, stop_token_ids, phase)
+        self.rollouts = Rollouts(
+            config, strategy, roles.actor, reward_engine, tokenizer, stop_token_ids, model, media, phase
+        )
 
     def make_experience_list(
         self,
@@ -114,6 +122,12 @@ class FastExperienceMaker:
 
     # Roles
 
+    def micro_batches(
+        self, samples: Sequence[Experience], plan: Plan
+    ) -> Iterator[tuple[MicroBatch, Sequence[int], bool]]:
+        """Those of any role; each has something of every kind of media in the run."""
+        return micro_batches(samples, plan, self.layout, self.strategy.device, self.fillers)
+
     def run_role(
         self,
         name: str,
@@ -124,7 +138,7 @@ class FastExperienceMaker:
     ) -> list[Tensor]:
         """One tensor per sample from a forward of each micro-batch of the plan, on the CPU and without a graph."""
         results: dict[int, Tensor] = {}
-        for micro, indices, _ in micro_batches(samples, plan, self.layout, self.strategy.device):
+        for micro, indices, _ in self.micro_batches(samples, plan):
             with torch.no_grad(), self.strategy.waiting(f"{name} forward"):
                 scores = score(model, micro)
             results |= dict(zip(indices, [s.cpu() for s in scores[: len(indices)]], strict=True))
@@ -193,10 +207,18 @@ def add_reward_means(means: Means, samples: Sequence[Experience], prefix: str) -
             means.add(f"{prefix}/{name}", value, 1)
 
 
+def add_fault_means(means: Means, sample: Experience, prefix: str) -> None:
+    """Shares of samples that are left out, that are for an error, and that have an ungradable component."""
+    kinds = {fault.kind for fault in sample.reward_faults.values()}
+    means.add(f"{prefix}/excluded", sample.reward is None, 1)
+    means.add(f"{prefix}/failed", "error" in kinds, 1)
+    means.add(f"{prefix}/ungradable", "ungradable" in kinds, 1)
+
+
 def add_rollout_means(means: Means, samples: Sequence[Experience]) -> None:
     add_reward_means(means, samples, "reward")
     for sample in samples:
-        means.add("reward/excluded", sample.reward is None, 1)
+        add_fault_means(means, sample, "reward")
         means.add("rollout/response_length", sample.num_response_tokens, 1)
         means.add("rollout/truncated", sample.finish_reason == "length", 1)
         engine, actor = sample.rollout_log_probs, sample.action_log_probs

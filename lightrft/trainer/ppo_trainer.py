@@ -19,10 +19,10 @@ from lightrft.trainer.kl_controller import make_kl_controller
 from lightrft.trainer.phases import phase_seconds
 from lightrft.trainer.records import gathered_rows, merged_metrics
 from lightrft.trainer.replay_buffer import ReplayBuffer
+from lightrft.trainer.reward_setup import RewardCallable
 from lightrft.trainer.rollouts import NumberedPrompt
 from lightrft.trainer.setup import (
     Inputs,
-    RewardCallable,
     Rows,
     assemble,
     check_inputs,
@@ -68,7 +68,7 @@ class PPOTrainer(ABC):
         check_callbacks(callbacks)
         if inputs is None:
             inputs = check_inputs(config, reward_fn, train_data, eval_data)
-        self.config = with_reward_name(config, inputs.reward_fn)
+        self.config = with_reward_name(config, inputs.rewards)
         inputs.strategy.setup_distributed()
         check_same_data(inputs)
         parts = assemble(self.config, inputs)
@@ -77,6 +77,7 @@ class PPOTrainer(ABC):
         self.actor = parts.actor
         self.critic = parts.critic
         self.experience_maker = parts.experience_maker
+        self.media = parts.media
         self.prompts = parts.prompts
         self.evaluation = parts.evaluation
         self.sampler = parts.sampler
@@ -113,7 +114,7 @@ class PPOTrainer(ABC):
         if self.has_run:
             raise ValueError("a trainer runs once, and this one has run. Make another.")
         self.has_run = True
-        with closing(self.writer):
+        with closing(self.writer), closing(self.experience_maker.rollouts.reward_engine), closing(self.media):
             with self.phases.progress:
                 summary = self.train()
             self.save(summary)
@@ -194,7 +195,8 @@ class PPOTrainer(ABC):
         """One iteration: rollout, roles, rewards, update, weight sync, in the order of the runtime architecture."""
         started = time.perf_counter()
         means = Means()
-        prompts = self.share(self.prompts, rows)
+        prompts = self.media.decoded(self.share(self.prompts, rows))
+        self.media.prefetch(self.share(self.prompts, self.sampler.peek()))
         further = partial(self.further_prompts, step, rows)
         rollout = self.experience_maker.make_experience_list(prompts, step, self.kl_controller.value, means, further)
         self.replay_buffer.fill(rollout.experiences, rollout.plan)
@@ -220,15 +222,17 @@ class PPOTrainer(ABC):
         """This rank's prompts among `rows`, numbered by their place there."""
         return [(i, prompts[rows[i]]) for i in self.strategy.local_share(len(rows))]
 
-    def further_prompts(self, step: int, rows: Sequence[int], num_batches: int) -> list[NumberedPrompt] | None:
+    def further_prompts(self, step: int, rows: Sequence[int], num_batches: int) -> Sequence[NumberedPrompt] | None:
         """This rank's prompts of one more batch of the step, in random order; None once all rows were drawn."""
         size, seed = len(rows), self.config.train.seed
         taken = set(rows)
         for batch in range(1, num_batches + 1):
             more = further_rows(len(self.prompts), size, taken, (seed, step, batch))
             taken |= set(more)
+        if not more:
+            return None
         start = num_batches * size
-        return [(start + i, prompt) for i, prompt in self.share(self.prompts, more)] if more else None
+        return self.media.decoded([(start + i, prompt) for i, prompt in self.share(self.prompts, more)])
 
     def update_engine_weights(self) -> SyncRecord:
         self.phases("sync")

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 import torch
+from transformers import PretrainedConfig
 
+from lightrft.models.multimodal import position_ids
 from lightrft.types import Experience, PromptExample
 
 
@@ -13,8 +15,9 @@ class PretrainingTexts:
     Source: Ouyang et al., "Training language models to follow instructions with human feedback" (2022), eq. 2.
     """
 
-    def __init__(self, texts: Sequence[list[int]]) -> None:
+    def __init__(self, texts: Sequence[list[int]], hf_config: PretrainedConfig) -> None:
         self.texts = texts
+        self.hf_config = hf_config
 
     def rows(self, size: int, seed: tuple[int, ...]) -> list[int]:
         """At most `size` rows of one batch, the same on every rank.
@@ -28,13 +31,14 @@ class PretrainingTexts:
 
     def sample(self, row: int) -> Experience:
         ids = self.texts[row]
+        input_ids = torch.tensor(ids)
         return Experience(
             group=row,
             index=0,
             example=PromptExample(row=row, prompt="", prompt_ids=ids[:1], engine_prompt_ids=ids[:1]),
             response="",
-            input_ids=torch.tensor(ids),
-            position_ids=torch.arange(len(ids)),
+            input_ids=input_ids,
+            position_ids=position_ids(self.hf_config, input_ids, {}),
             response_start=1,
             action_mask=torch.ones(len(ids) - 1, dtype=torch.bool),
             finish_reason="stop",

@@ -46,6 +46,7 @@ def sample_row(step: int, sample: Experience, with_tokens: bool) -> dict[str, An
         "label": sample.example.label,
         "reward": sample.reward,
         **{f"reward/{name}": value for name, value in sample.reward_components.items()},
+        **{f"fault/{name}": fault.message for name, fault in sample.reward_faults.items()},
         "finish_reason": sample.finish_reason,
         "num_response_tokens": sample.num_response_tokens,
     }

@@ -34,7 +34,7 @@ def trained_roles(
     updates = optimizer_steps(config, num_steps)
     frozen = optimizer_steps(config, min(config.algorithm.freezing_actor_steps, num_steps))
     rates = config.optimizer
-    model = strategy.prepare_model(actor, "causal_lm", actor_builder(config), trainable=True)
+    model = strategy.prepare_model(actor, "causal_lm", actor_builder(config, actor), trainable=True)
     actor_role = strategy.prepare_optimizer("actor", model, rates.actor_learning_rate, updates - frozen)
     if not config.algorithm.trains_critic:
         return actor_role, None
@@ -56,7 +56,7 @@ def reference_model(config: Config, strategy: StrategyBase, loaded: LoadedConfig
 
 def frozen_role(config: Config, strategy: StrategyBase, loaded: LoadedConfig) -> nn.Module:
     """A policy that only scores."""
-    return strategy.prepare_model(loaded, "causal_lm", actor_builder(config), trainable=False)
+    return strategy.prepare_model(loaded, "causal_lm", actor_builder(config, loaded), trainable=False)
 
 
 def optimizer_steps(config: Config, num_steps: int) -> int:
@@ -70,15 +70,16 @@ def updates_per_epoch(config: Config) -> int:
     return -(-samples // config.train.train_batch_size)
 
 
-def actor_builder(config: Config) -> Callable[[PreTrainedModel], Actor]:
+def actor_builder(config: Config, loaded: LoadedConfig) -> Callable[[PreTrainedModel], Actor]:
     entropy_grad = config.algorithm.entropy_coef != 0
-    return lambda model: Actor(model, config.model.chunk_size, entropy_grad)
+    return lambda model: Actor(model, config.model.chunk_size, entropy_grad, loaded.suppressed_ids)
 
 
 def role_shapes(config: Config, actor: LoadedConfig, critic: LoadedConfig) -> dict[str, tuple[int, ...]]:
     """Shape of each weight of the trained roles by its name in a checkpoint."""
     with torch.device("meta"):
-        models: dict[str, nn.Module] = {"actor": actor_builder(config)(empty_model(actor, "causal_lm", torch.float32))}
+        hf_model = empty_model(actor, "causal_lm", torch.float32)
+        models: dict[str, nn.Module] = {"actor": actor_builder(config, actor)(hf_model)}
         if config.algorithm.trains_critic:
             models["critic"] = Critic(empty_model(critic, "trunk", torch.float32))
     weights = [role_weights(name, model) for name, model in models.items()]

@@ -7,21 +7,22 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from lightrft.config import Config
+from lightrft.models.loading import LoadedConfig
+from lightrft.models.multimodal import position_ids
 from lightrft.rewards.records import RewardOutput
 from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.trainer.advantages import without_loss
 from lightrft.trainer.dynamic_sampling import chosen_groups, has_variance
+from lightrft.trainer.media_feed import MediaFeed, NumberedPrompt
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.reward_engine import RewardComputationEngine
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams
 from lightrft.utils.means import Means
 from lightrft.utils.sampling_key import sampling_key
 
-NumberedPrompt: TypeAlias = tuple[int, PromptExample]
-"""Index in the global rollout batch, and the prompt there."""
 FurtherPrompts: TypeAlias = Callable[[int], Sequence[NumberedPrompt] | None]
 """This rank's prompts of a step's next batch, by the number of batches before it; None on all ranks for no more."""
 
@@ -37,6 +38,8 @@ class Rollouts:
         reward_engine: RewardComputationEngine,
         tokenizer: PreTrainedTokenizerBase,
         stop_token_ids: tuple[int, ...],
+        model: LoadedConfig,
+        media: MediaFeed,
         phase: PhaseClock,
     ) -> None:
         self.config = config
@@ -44,6 +47,8 @@ class Rollouts:
         self.actor = actor
         self.reward_engine = reward_engine
         self.tokenizer = tokenizer
+        self.model = model
+        self.media = media
         self.phase = phase
         rollout = config.rollout
         self.params = SamplingParams(
@@ -54,14 +59,18 @@ class Rollouts:
             stop_token_ids=stop_token_ids,
             stop=rollout.stop,
             first_token_temperature=rollout.first_token_temperature if rollout.use_fire else None,
+            suppressed_ids=model.suppressed_ids,
         )
 
     def rollout(
-        self, prompts: Sequence[NumberedPrompt], step: int, num_samples: int, params: SamplingParams
+        self, batches: Sequence[Sequence[NumberedPrompt]], step: int, num_samples: int, params: SamplingParams
     ) -> list[Experience]:
-        """Samples responses and submits them to the reward engine; the samples are ordered, dealt by their tokens."""
+        """Samples that nothing is learned from, submitted to the reward engine; ordered, and dealt by their tokens."""
+        groups: list[list[Experience]] = []
         with self.engine_phase():
-            groups = self.generate(prompts, step, num_samples, params)
+            for prompts in self.media.batches(batches):
+                made = self.generate(prompts, step, num_samples, params)
+                groups += [[replace(s, token_inputs={}, item_inputs={}) for s in group] for group in made]
         return self.submitted(groups)
 
     def training_groups(self, prompts: Sequence[NumberedPrompt], step: int) -> list[list[Experience]]:
@@ -144,7 +153,7 @@ class Rollouts:
         outputs = self.strategy.gather_and_generate([p for _, p in prompts], params, seeds)
         groups = [
             [
-                make_sample(self.tokenizer, group, j, prompt, output)
+                make_sample(self.tokenizer, self.model.hf_config, group, j, prompt, output)
                 for j, output in enumerate(prompt_outputs, start=first_index)
             ]
             for (group, prompt), prompt_outputs in zip(prompts, outputs, strict=True)
@@ -171,24 +180,37 @@ class Rollouts:
 
 
 def make_sample(
-    tokenizer: PreTrainedTokenizerBase, group: int, index: int, prompt: PromptExample, output: GenerationOutput
+    tokenizer: PreTrainedTokenizerBase,
+    hf_config: PretrainedConfig,
+    group: int,
+    index: int,
+    prompt: PromptExample,
+    output: GenerationOutput,
 ) -> Experience:
-    """The very ids that the engine used, with a mask made from lengths."""
+    """The very ids that the engine used, with a mask made from lengths, and with the prompt's model inputs."""
     input_ids = torch.tensor(prompt.prompt_ids + output.response_ids)
+    num_new = len(output.response_ids)
+    token_inputs = {
+        name: torch.cat([values, values.new_zeros(num_new, *values.shape[1:])])
+        for name, values in prompt.token_inputs.items()
+    }
     log_probs = output.log_probs
     response = tokenizer.decode(output.response_ids, skip_special_tokens=True)
     assert isinstance(response, str)
     return Experience(
         group=group,
         index=index,
-        example=prompt,
+        # Decoded media would travel with every sample to the rewards and between ranks.
+        example=replace(prompt, token_inputs={}, item_inputs={}, engine_media={}),
         response=response,
         input_ids=input_ids,
-        position_ids=torch.arange(len(input_ids)),
+        position_ids=position_ids(hf_config, input_ids, prompt.item_inputs),
         response_start=len(prompt.prompt_ids),
-        action_mask=torch.ones(len(output.response_ids), dtype=torch.bool),
+        action_mask=torch.ones(num_new, dtype=torch.bool),
         finish_reason=output.finish_reason,
         rollout_log_probs=None if log_probs is None else torch.tensor(log_probs, dtype=torch.float32),
+        token_inputs=token_inputs,
+        item_inputs=prompt.item_inputs,
     )
 
 
@@ -202,5 +224,5 @@ def without_first_token(sample: Experience) -> Experience:
 
 def scored(sample: Experience, output: RewardOutput) -> Experience:
     """The sample with its reward; an excluded one leaves the loss by its mask."""
-    sample = replace(sample, reward=output.score, reward_components=output.components)
+    sample = replace(sample, reward=output.score, reward_components=output.components, reward_faults=output.faults)
     return sample if output.score is not None else without_loss(sample)

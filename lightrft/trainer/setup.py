@@ -1,7 +1,7 @@
 """Setup of a run: what a configuration asks for, checked, and the parts that are made of it."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -11,21 +11,29 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lightrft.config import Config, DataConfig, check_config, dump_yaml
-from lightrft.config.functions import function_spec, module_errors
 from lightrft.config.sources import source_shares
+from lightrft.datasets.media import MediaLoader
 from lightrft.datasets.prompts import PromptDataset, load_prompts, make_prompts
 from lightrft.datasets.sources import Source
 from lightrft.datasets.texts import load_texts
+from lightrft.models.freezing import check_freeze_prefix
 from lightrft.models.loading import (
     LoadedConfig,
     check_context,
+    check_same_family,
     check_tensor_parallel,
+    check_weight_files,
+    empty_model,
     load_config,
     load_tokenizer,
     stop_token_ids,
     with_adapter,
+    with_suppressed_ids,
 )
-from lightrft.rewards.functions import RewardFunction, resolve_reward
+from lightrft.models.multimodal import fillers
+from lightrft.rewards.pool import GraderPool
+from lightrft.rewards.recipes import RewardPlan
+from lightrft.rewards.remote import check_reward_servers
 from lightrft.strategy.engine import check_engine
 from lightrft.strategy.roles import TrainedRole
 from lightrft.strategy.strategy import get_strategy
@@ -47,10 +55,19 @@ from lightrft.trainer.checkpointing import (
 from lightrft.trainer.evaluation import Evaluation
 from lightrft.trainer.fast_exp_maker import FastExperienceMaker
 from lightrft.trainer.functions import Estimator, PolicyLossFunction, load_estimator, load_policy_loss
+from lightrft.trainer.local_rewards import (
+    LoadedRewardModel,
+    LocalRewardModels,
+    check_conversations,
+    load_reward_models,
+)
+from lightrft.trainer.media_feed import MediaFeed
+from lightrft.trainer.media_setup import media_kinds, media_loader
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.pretraining import PretrainingTexts
 from lightrft.trainer.remote_teacher import RemoteTeacher, check_remote_teacher
-from lightrft.trainer.reward_engine import RewardComputationEngine, reward_input
+from lightrft.trainer.reward_engine import RewardComputationEngine
+from lightrft.trainer.reward_setup import RewardCallable, check_rows, load_rewards, start_graders
 from lightrft.trainer.roles import Roles, frozen_role, reference_model, role_shapes, trained_roles
 from lightrft.utils.logging import get_logger
 from lightrft.utils.memory_ledger import MemoryLedger
@@ -62,8 +79,6 @@ from lightrft.utils.wandb_writer import WandbWriter
 
 logger = get_logger(__name__)
 
-RewardCallable: TypeAlias = Callable[..., Any]
-"""A reward function as users write it: `RewardFunction` says how it is called."""
 Rows: TypeAlias = Iterable[Mapping[str, Any]]
 """Rows of data that a caller has itself, by column: a list, a `datasets.Dataset`. The same on every rank."""
 FILES_OF_ROWS = {"train_data": "prompt_data", "eval_data": "eval_data"}
@@ -78,7 +93,7 @@ class Inputs:
     actor: LoadedConfig
     critic: LoadedConfig
     tokenizer: PreTrainedTokenizerBase
-    reward_fn: RewardFunction
+    rewards: RewardPlan
     estimator: Estimator
     policy_loss: PolicyLossFunction
     prompts: PromptDataset
@@ -90,6 +105,9 @@ class Inputs:
     writer: MetricsWriter
     teacher: LoadedConfig | None = None
     texts: PretrainingTexts | None = None
+    reward_models: Sequence[LoadedRewardModel] = ()
+    graders: GraderPool | None = None
+    media: MediaLoader | None = None
 
 
 def check_inputs(
@@ -109,7 +127,7 @@ def check_inputs(
     check_devices()
     check_memory_snapshots(config.report)
     strategy = get_strategy(config)
-    reward = load_reward(config.reward.reward_fn, reward_fn)
+    rewards = load_rewards(config, reward_fn)
     estimator = load_estimator(config.algorithm.advantage_estimator)
     policy_loss = load_policy_loss(config.algorithm.policy_loss)
     model, data, rollout = config.model, config.data, config.rollout
@@ -120,14 +138,25 @@ def check_inputs(
     check_tensor_parallel(actor.hf_config, rollout.engine_tp_size)
     check_engine(config, actor)
     tokenizer = load_tokenizer(model.pretrain)
+    actor = with_suppressed_ids(actor, tokenizer)
+    check_freezing(actor, model.freeze_prefix)
+    check_same_family(actor, critic)
     teacher = load_teacher(config, actor, tokenizer)
     if model.teacher_url is not None:
         check_remote_teacher(model, min(len(tokenizer), actor.hf_config.get_text_config().vocab_size) - 1)
-    texts = pretraining_texts(config, tokenizer)
-    prompts = training_prompts(config, tokenizer, train_data)
-    eval_prompts = evaluation_prompts(config, tokenizer, eval_data)
-    for example in [*prompts, *(eval_prompts or [])]:
-        reward.check_columns(reward_input(example, response="", finish_reason="stop"))
+    check_reward_servers(config)
+    reward_models = load_reward_models(config)
+    texts = pretraining_texts(config, tokenizer, actor)
+    media = media_loader(config, actor)
+    prompts = training_prompts(config, tokenizer, train_data, media)
+    eval_prompts = evaluation_prompts(config, tokenizer, eval_data, media)
+    kinds = media_kinds([*prompts, *(eval_prompts or [])], actor)
+    if kinds and model.teacher_url is not None:
+        raise ValueError(
+            f"teacher_url scores text alone, and prompts have {', '.join(kinds)}. Set --teacher_pretrain in its place."
+        )
+    check_rows(rewards, {"prompt_data": prompts, "eval_data": eval_prompts or ()})
+    check_conversations(reward_models, [*prompts, *(eval_prompts or [])])
     train = config.train
     sampler = make_sampler(prompts, config)
     identity = data_identity(prompts, train.seed, data.tail_batch, data.prompt_data_probs)
@@ -136,13 +165,15 @@ def check_inputs(
         check_same_models(resume_point, role_shapes(config, actor, critic))
         check_same_scale(resume_point, actor.adapter)
         take_up_data(resume_point, sampler, identity, log=is_rank_0())
+    for folder in {one.pretrain for one in (actor, critic, teacher, *(m.model for m in reward_models)) if one}:
+        check_weight_files(folder)
     writer = open_writer(config, resume_point)
     return Inputs(
         strategy,
         actor,
         critic,
         tokenizer,
-        reward,
+        rewards,
         estimator,
         policy_loss,
         prompts,
@@ -153,7 +184,16 @@ def check_inputs(
         writer,
         teacher,
         texts,
+        reward_models,
+        start_graders(config, rewards),
+        media,
     )
+
+
+def check_freezing(actor: LoadedConfig, prefixes: Sequence[str]) -> None:
+    """Raises ValueError where --freeze_prefix is not of weights of the actor, or of all."""
+    if prefixes:
+        check_freeze_prefix(empty_model(actor, "causal_lm", torch.float32), prefixes)
 
 
 def load_teacher(config: Config, actor: LoadedConfig, tokenizer: PreTrainedTokenizerBase) -> LoadedConfig | None:
@@ -165,7 +205,8 @@ def load_teacher(config: Config, actor: LoadedConfig, tokenizer: PreTrainedToken
     model = config.model
     if model.teacher_pretrain is None:
         return None
-    teacher = load_config(model.teacher_pretrain, model.packing)
+    teacher = with_suppressed_ids(load_config(model.teacher_pretrain, model.packing), tokenizer)
+    check_same_family(actor, teacher)
     check_context(teacher.hf_config, config.data.prompt_max_len, config.rollout.generate_max_len)
     if load_tokenizer(model.teacher_pretrain).get_vocab() != tokenizer.get_vocab():
         raise ValueError(
@@ -179,13 +220,16 @@ def load_teacher(config: Config, actor: LoadedConfig, tokenizer: PreTrainedToken
     return teacher
 
 
-def pretraining_texts(config: Config, tokenizer: PreTrainedTokenizerBase) -> PretrainingTexts | None:
+def pretraining_texts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, actor: LoadedConfig
+) -> PretrainingTexts | None:
     """Those of --pretrain_data, no longer than a sample may be."""
     data = config.data
     if data.pretrain_data is None:
         return None
     longest = data.prompt_max_len + config.rollout.generate_max_len
-    return PretrainingTexts(load_texts(data.pretrain_data, data.pretrain_split, tokenizer, data.input_key, longest))
+    texts = load_texts(data.pretrain_data, data.pretrain_split, tokenizer, data.input_key, longest)
+    return PretrainingTexts(texts, actor.hf_config)
 
 
 def is_rank_0() -> bool:
@@ -203,38 +247,35 @@ def make_sampler(prompts: PromptDataset, config: Config) -> PromptSampler:
     return MixedSampler(prompts.source_sizes, shares, *settings)
 
 
-def load_reward(spec: str, reward_fn: RewardCallable | None = None) -> RewardFunction:
-    """The caller's reward function, or the one that `--reward_fn` names where there is none."""
-    if reward_fn is not None:
-        if not callable(reward_fn):
-            raise ValueError(f"reward_fn must be a function: got {reward_fn!r}. Names are for --reward_fn.")
-        return RewardFunction(function_spec(reward_fn), reward_fn)
-    with module_errors("reward_fn", spec):
-        return resolve_reward(spec)
-
-
-def training_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, rows: Rows | None = None) -> PromptDataset:
+def training_prompts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, rows: Rows | None = None, media: MediaLoader | None = None
+) -> PromptDataset:
     """Prompts of the caller's rows, or of those that `--prompt_data` names where there are none."""
     data = config.data
     if rows is not None:
-        return _prompts_of_rows("train_data", rows, tokenizer, data, data.max_samples)
+        return _prompts_of_rows("train_data", rows, tokenizer, data, data.max_samples, media)
     assert data.prompt_data is not None, "check_config asks for it"
-    return load_prompts(data.prompt_data, data.prompt_split, tokenizer, data, data.max_samples)
+    return load_prompts(data.prompt_data, data.prompt_split, tokenizer, data, data.max_samples, media)
 
 
 def evaluation_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, rows: Rows | None = None
+    config: Config, tokenizer: PreTrainedTokenizerBase, rows: Rows | None = None, media: MediaLoader | None = None
 ) -> PromptDataset | None:
     data = config.data
     if rows is not None:
-        return _prompts_of_rows("eval_data", rows, tokenizer, data, data.max_eval_samples)
+        return _prompts_of_rows("eval_data", rows, tokenizer, data, data.max_eval_samples, media)
     if data.eval_data is None:
         return None
-    return load_prompts(data.eval_data, data.eval_split, tokenizer, data, data.max_eval_samples)
+    return load_prompts(data.eval_data, data.eval_split, tokenizer, data, data.max_eval_samples, media)
 
 
 def _prompts_of_rows(
-    name: str, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataConfig, max_samples: int | None
+    name: str,
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    max_samples: int | None,
+    media: MediaLoader | None,
 ) -> PromptDataset:
     # A text or a mapping is iterated over its characters or keys.
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
@@ -242,7 +283,7 @@ def _prompts_of_rows(
             f"{name} must be rows, such as a list of dicts: got {type(rows).__name__}. "
             f"Files are for --{FILES_OF_ROWS[name]}."
         )
-    return make_prompts([Source(name, list(enumerate(islice(rows, max_samples))))], tokenizer, data)
+    return make_prompts([Source(name, list(enumerate(islice(rows, max_samples))))], tokenizer, data, media)
 
 
 def open_writer(config: Config, resume_point: ResumePoint | None) -> MetricsWriter:
@@ -263,9 +304,10 @@ def open_writer(config: Config, resume_point: ResumePoint | None) -> MetricsWrit
     return Writers(writer, WandbWriter(config.report, config.train.save_path, resumed_step is not None))
 
 
-def with_reward_name(config: Config, reward_fn: RewardFunction) -> Config:
+def with_reward_name(config: Config, rewards: RewardPlan) -> Config:
     """The configuration that names the reward of the run, also where the caller gave the function itself."""
-    return replace(config, reward=replace(config.reward, reward_fn=reward_fn.name))
+    name = rewards.reward_fn or config.reward.reward_fn
+    return replace(config, reward=replace(config.reward, reward_fn=name))
 
 
 def check_same_data(inputs: Inputs) -> None:
@@ -288,6 +330,7 @@ class Parts:
     actor: TrainedRole
     critic: TrainedRole | None
     experience_maker: FastExperienceMaker
+    media: MediaFeed
     prompts: PromptDataset
     evaluation: Evaluation
     sampler: PromptSampler
@@ -314,16 +357,22 @@ def assemble(config: Config, inputs: Inputs) -> Parts:
     actor, critic = trained_roles(config, strategy, inputs.actor, inputs.critic, num_steps)
     initial_model = reference_model(config, strategy, inputs.actor, actor.model)
     teacher = None if inputs.teacher is None else frozen_role(config, strategy, inputs.teacher)
+    reward_models = LocalRewardModels(config, strategy, inputs.reward_models, phases.observe)
     strategy.register_actor(actor.model)
+    media = MediaFeed(inputs.media, strategy.collectives)
     experience_maker = FastExperienceMaker(
         config,
         strategy,
         Roles(actor.model, initial_model, None if critic is None else critic.model, teacher),
-        RewardComputationEngine(strategy, inputs.reward_fn),
+        RewardComputationEngine(
+            config, strategy, inputs.rewards, inputs.graders, reward_models if reward_models.names else None
+        ),
         inputs.estimator,
         inputs.tokenizer,
         stop_token_ids(inputs.tokenizer, inputs.actor),
-        inputs.actor.layout,
+        inputs.actor,
+        fillers(inputs.actor.hf_config, media_kinds(inputs.prompts, inputs.actor)),
+        media,
         phases,
         None if config.model.teacher_url is None else RemoteTeacher(strategy, config.model),
     )
@@ -333,8 +382,12 @@ def assemble(config: Config, inputs: Inputs) -> Parts:
     trained = [role for role in (actor, critic) if role is not None]
     models = {"initial_model": initial_model, "teacher": teacher}
     frozen = {name: model for name, model in models.items() if model is not None}
+    frozen |= {f"reward {name}": model for name, model in reward_models.models.items()}
     ledger.watch(lambda: strategy.device_bytes(trained, frozen))
-    checkpointer = Checkpointer(config, strategy, trained, inputs.tokenizer, inputs.data, inputs.resume_point)
+    processor = None if inputs.media is None else inputs.media.processor
+    checkpointer = Checkpointer(
+        config, strategy, trained, inputs.tokenizer, inputs.data, inputs.resume_point, processor
+    )
     rollouts = experience_maker.rollouts
     evaluation = Evaluation(config, strategy, rollouts, inputs.eval_prompts, num_steps, inputs.writer, phases)
     profiler = make_profiler(config, strategy, done + 1, num_steps)
@@ -343,6 +396,7 @@ def assemble(config: Config, inputs: Inputs) -> Parts:
         actor,
         critic,
         experience_maker,
+        media,
         inputs.prompts,
         evaluation,
         inputs.sampler,
@@ -368,10 +422,12 @@ def steps_of_run(config: Config, sampler: PromptSampler, done: int = 0) -> int:
     wanted = config.train.max_steps or most
     if wanted > most:
         logger.warning(
-            "max_steps=%d is more than the data has: num_episodes=%d makes %d steps. Set --num_episodes %d for all.",
+            "max_steps=%d is more than the data has: %s=%d makes %d steps. Set --%s %d for all.",
             wanted,
-            config.train.num_episodes,
+            sampler.EPISODES,
+            sampler.num_episodes,
             most,
+            sampler.EPISODES,
             -(-wanted // sampler.steps_per_episode),
         )
     return max(done, min(wanted, most))

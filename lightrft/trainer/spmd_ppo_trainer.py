@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lightrft.config.arguments import SAMPLE_LOSSES, AlgorithmConfig
 from lightrft.config.functions import is_function_spec
-from lightrft.models.collate import micro_batches
 from lightrft.ops.aggregation import AGGREGATIONS, Aggregation, mean_scale
 from lightrft.ops.kl import KL_ESTIMATORS
 from lightrft.ops.losses import PolicyLoss, PolicyLossInputs, value_loss
@@ -75,11 +74,10 @@ class SPMDPPOTrainer(PPOTrainer):
         means.add("train/micro_batches", len(plan), 1)
         actor_loss = torch.zeros((), device=self.strategy.device)
         critic_loss = torch.zeros((), device=self.strategy.device)
-        layout = self.experience_maker.layout
         if actor is not None and self.texts is not None:
             # Before the samples, whose last backward pass ends the optimizer step's.
             actor_loss += self.train_texts(self.texts, actor, means, place)
-        for micro, _, is_last in micro_batches(samples, plan, layout, self.strategy.device):
+        for micro, _, is_last in self.experience_maker.micro_batches(samples, plan):
             if actor is not None:
                 actor_loss += self.backward(self.actor_loss(micro, means, is_first) * actor_scale, actor, is_last)
             if self.critic is not None:
@@ -94,14 +92,14 @@ class SPMDPPOTrainer(PPOTrainer):
 
     def train_texts(self, texts: PretrainingTexts, actor: TrainedRole, means: Means, place: tuple[int, int]) -> Tensor:
         """Adds the gradient of the pretraining loss; gives its value. Every rank must call it."""
-        train, layout = self.config.train, self.experience_maker.layout
+        train = self.config.train
         rows = texts.rows(train.train_batch_size, (train.seed, *place))
         samples = [texts.sample(rows[i]) for i in self.strategy.local_share(len(rows))]
         [num_tokens] = self.strategy.collectives.all_reduce_sum([sum(s.num_response_tokens for s in samples)])
         scale = self.config.algorithm.ptx_coef * mean_scale(num_tokens, self.strategy.world_size)
         loss = torch.zeros((), device=self.strategy.device)
-        plan = self.strategy.agree_plan(samples, layout == "padded")
-        for micro, _, _ in micro_batches(samples, plan, layout, self.strategy.device):
+        plan = self.strategy.agree_plan(samples, self.experience_maker.layout == "padded")
+        for micro, _, _ in self.experience_maker.micro_batches(samples, plan):
             with self.strategy.waiting("actor forward"):
                 losses = -zero_masked(self.actor.model(micro, 1.0).log_probs, micro.action_mask)
             means.add_masked("train/ptx_loss", losses, micro.action_mask)

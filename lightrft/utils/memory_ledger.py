@@ -183,14 +183,17 @@ def ledger_metrics(records: Sequence[PhaseMemory], by_owner: bool) -> dict[str, 
 
 
 def ledger_table(records: Sequence[PhaseMemory], title: str) -> Table:
-    """A line for each phase, in GiB: the whole device, the host, and the owners' parts of the peak, largest first."""
-    table = Table(title=f"{title} (GiB)", title_justify="left", box=None, pad_edge=False)
+    """A line for each phase: the whole device, the host, and the owners' parts of the peak, largest first."""
+    is_small = all(total(record.peak) < GIB / 10 for record in records)
+    name_of_unit, unit = ("MiB", 2**20) if is_small else ("GiB", GIB)
+    table = Table(title=f"{title} ({name_of_unit})", title_justify="left", box=None, pad_edge=False)
     for name in ("phase", "seconds", "entry", "peak", "exit", "host"):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     table.add_column("at the peak", ratio=1)
     for record in records:
         sizes = [total(record.entry), total(record.peak), total(record.exit), record.host_bytes]
         owners = sorted(record.peak.items(), key=lambda item: -item[1])
-        parts = [f"{name} {size / GIB:.2f}" for name, size in owners if size >= GIB / 200]
-        table.add_row(record.phase, f"{record.seconds:.2f}", *(f"{size / GIB:.2f}" for size in sizes), ", ".join(parts))
+        parts = [f"{name} {size / unit:.2f}" for name, size in owners if size >= unit / 200]
+        columns = [f"{size / unit:.2f}" for size in sizes]
+        table.add_row(record.phase, f"{record.seconds:.2f}", *columns, ", ".join(parts))
     return table

@@ -27,10 +27,12 @@ REFRESHES_PER_SECOND = 4
 LONG_PHASE_SECONDS = 2.0
 """A phase that lasts longer shows its seconds; shorter ones would only flicker."""
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+REWARD = ("reward/mean", "reward")
+"""The metric whose course is shown, and what it is called."""
 FIGURES = (
     {"rollout/response_length": "response {:.1f} tokens"},
     {"kl/reference": "KL to reference {:.4f}", "train/ppo_kl": "KL to old policy {:.4f}"},
-    {"train/entropy": "entropy {:.3f}"},
+    {"train/entropy": "entropy {:.3f}", "train/loss": "loss {:.4f}"},
     {"tokens_per_second": "{:,.0f} tokens/s"},
     {"time/step": "{:.2f} s/step"},
 )
@@ -44,6 +46,7 @@ class ProgressDisplay:
         console: Where the panel is drawn; by default rich's own, which `setup_logging` writes to as well, so that
             log lines appear above the panel.
         seconds_between_lines: Without a terminal, at least this long between two lines.
+        course: The metric whose course is shown, and what it is called.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class ProgressDisplay:
         enabled: bool,
         console: Console | None = None,
         seconds_between_lines: float = 5.0,
+        course: tuple[str, str] = REWARD,
     ) -> None:
+        self._metric, self._name = course
         self._total_steps = total_steps
         self._enabled = enabled
         self._console = console or get_console()
@@ -98,8 +103,8 @@ class ProgressDisplay:
         self._step_ended = now
         self._step = step
         self._metrics = metrics
-        if "reward/mean" in metrics:
-            self._rewards.append(metrics["reward/mean"])
+        if self._metric in metrics:
+            self._rewards.append(metrics[self._metric])
         if self._line_is_due(now):
             self._write_line()
 
@@ -114,7 +119,7 @@ class ProgressDisplay:
     def _write_line(self) -> None:
         if not self._enabled or self._console.is_interactive:
             return
-        reward = [f"reward {self._rewards[-1]:.3f}"] if self._rewards else []
+        reward = [f"{self._name} {self._rewards[-1]:.3f}"] if self._rewards else []
         line = ", ".join([*reward, *self._figures(), f"{self._time_left()} left"])
         logger.info("step %d/%d: %s", self._step, self._total_steps, line)
         self._line_written = time.monotonic()
@@ -147,9 +152,9 @@ class ProgressDisplay:
 
     def _reward(self) -> Text:
         if not self._rewards:
-            return Text("reward: the first step is under way", style="dim")
+            return Text(f"{self._name}: the first step is under way", style="dim")
         first, last = self._rewards[0], self._rewards[-1]
-        text = Text.assemble("reward ", (f"{last:.3f}", "bold green"), f" (first step {first:.3f}) ")
+        text = Text.assemble(f"{self._name} ", (f"{last:.3f}", "bold green"), f" (first step {first:.3f}) ")
         if self._console.options.ascii_only:
             return text
         return text.append(sparkline(self._rewards, max(0, self._console.width - len(text) - 4)), style="green")

@@ -22,11 +22,14 @@ class PromptSampler:
         ValueError: there are fewer rows than a batch holds.
     """
 
+    ROWS, BATCH, FLAG, EPISODES = "prompts", "rollout batch", "rollout_batch_size", "num_episodes"
+    """What messages call them."""
+
     def __init__(self, num_rows: int, batch_size: int, num_episodes: int, seed: int, tail: TailBatch) -> None:
         if num_rows < batch_size:
             raise ValueError(
-                f"A data set must fill a rollout batch: {num_rows} prompts < rollout_batch_size={batch_size}. "
-                "Set a smaller --rollout_batch_size, or give more prompts."
+                f"A data set must fill a {self.BATCH}: {num_rows} {self.ROWS} < {self.FLAG}={batch_size}. "
+                f"Set a smaller --{self.FLAG}, or give more {self.ROWS}."
             )
         self.num_rows = num_rows
         self.batch_size = batch_size
@@ -57,6 +60,10 @@ class PromptSampler:
             self._advance()
             yield batch
 
+    def peek(self) -> list[int]:
+        """The batch that comes next, which still does; no rows at the end."""
+        return self._batch(self._episode, self._offset) if self._episode < self.num_episodes else []
+
     def state_dict(self) -> dict[str, int]:
         """Where the next batch starts: its episode, and its offset in the episode's order."""
         return {"episode": self._episode, "offset": self._offset}
@@ -65,8 +72,8 @@ class PromptSampler:
         episode, offset = state["episode"], state["offset"]
         if offset % self.batch_size or not 0 <= offset < self.steps_per_episode * self.batch_size:
             raise ValueError(
-                f"A saved place in the data must be the start of a batch: offset {offset}, {self.num_rows} prompts in "
-                f"batches of {self.batch_size}. Resume with the data and the --rollout_batch_size of the saved run."
+                f"A saved place in the data must be the start of a batch: offset {offset}, {self.num_rows} {self.ROWS} "
+                f"in batches of {self.batch_size}. Resume with the data and the --{self.FLAG} of the saved run."
             )
         self._episode, self._offset = episode, offset
 
@@ -99,14 +106,24 @@ class PromptSampler:
         else:
             rule = f"an episode's last batch takes {-self.num_rows % self.batch_size} from the next episode's order"
         logger.info(
-            "%d prompts in batches of %d: %d steps per episode, %d in all; tail_batch=%s: %s",
+            "%d %s in batches of %d: %d steps per episode, %d in all; tail_batch=%s: %s",
             self.num_rows,
+            self.ROWS,
             self.batch_size,
             self.steps_per_episode,
             self.total_steps,
             self.tail,
             rule,
         )
+
+
+class PairSampler(PromptSampler):
+    """Global batches of preference pairs; those that do not fill a batch are left out."""
+
+    ROWS, BATCH, FLAG, EPISODES = "pairs", "batch", "train_batch_size", "num_epochs"
+
+    def __init__(self, num_rows: int, batch_size: int, num_epochs: int, seed: int) -> None:
+        super().__init__(num_rows, batch_size, num_epochs, seed, "drop")
 
 
 class MixedSampler(PromptSampler):

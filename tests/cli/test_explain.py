@@ -140,6 +140,25 @@ def test_a_teacher_behind_a_server_takes_no_memory_here(path):
     assert role == Line("teacher", "behind a server", "http://a:8000 (sglang)")
 
 
+def test_rewards_that_servers_give_are_shown(path):
+    flags = ["--remote_rm_url", "http://a:1/x,http://b:1/x", "--judge_url", "http://c", "--judge_model", "m"]
+    roles = sections(config(path, *flags))[2]
+    asked = "http://a:1/x,http://b:1/x: 8 responses a request (--remote_rm_batch_size)"
+    assert roles["reward remote_rm"] == Line("reward remote_rm", "behind a server", asked)
+    assert roles["reward judge"] == Line("reward judge", "behind a server", "m at http://c")
+
+
+def test_reward_models_are_sized_and_have_a_phase(path, tmp_path):
+    """A trunk as the actor's, and a head of 32 weights: 19,328 x 4 bytes over two ranks."""
+    folder = tiny_models.save_classifier(tmp_path / "rm")
+    run = config(path, "--reward_pretrain", f'{{"helpful": "{folder}"}}', "--reward_residency", "one")
+    role = sections(run)[2]["reward helpful"]
+    assert role.value == "0.02 M"
+    assert "37.8 KiB a rank in float32, on the device while they score, one at a time" in role.meaning
+    *_, peaks = explain(run, 2).sections.values()
+    assert "reward" in [line.name for line in peaks]
+
+
 def test_an_adapter_learns_beside_a_frozen_actor_that_is_its_own_reference(path):
     """Rank 2: 2 x (in + out), for q and o 32 + 32, k and v 32 + 16, three more 32 + 64, in two blocks: 2,048."""
     _, _, roles = sections(config(path, "--lora_rank", "2", "--bf16"))
@@ -198,10 +217,13 @@ def test_what_other_files_of_a_run_lack_would_be_refused_too(path, tmp_path):
     (tmp_path / "texts.jsonl").write_text('{"text": "1+1=2"}')
     for name, value, problem in [
         ("reward_fn", f"{tmp_path}/mine.py:answer", "first parameter must be response or responses"),
+        ("reward_recipe", "{'*': {gone: 1}}", "reward_recipe must name known components: gone is none of exact_match"),
         ("advantage_estimator", f"{tmp_path}/mine.py:two", "advantage_estimator must name a function of one argument"),
         ("policy_loss", f"{tmp_path}/mine.py:gone", "has no gone. Its functions: two, answer."),
         ("pretrain_data", f"{tmp_path}/texts.jsonl", "texts.jsonl, row 0 (line 1)"),
         ("teacher_pretrain", "./nowhere", "the model folder must exist: ./nowhere"),
+        ("reward_pretrain", '{"a": "./nowhere"}', "reward_pretrain a: the model folder must exist: ./nowhere"),
+        ("reward_pretrain", '{"a": ', "must be a folder or a JSON object"),
     ]:
         (found,) = explain(config(path, f"--{name}", value), 2).problems
         assert problem in found

@@ -88,6 +88,43 @@ def test_a_teacher_scores_after_the_reference_and_alone():
         assert "initial_model weights" not in peak.owners
 
 
+def rewarding(size: ModelSize, **owners: dict) -> dict[str, PhasePeak]:
+    """Of a run with three reward models of one size."""
+    models = dict.fromkeys(("helpful", "safe", "brief"), replace(size, vocabulary=0))
+    return {peak.phase: peak for peak in plan_memory(config(**owners), SIZE, None, 2, reward_models=models)}
+
+
+def weights_of_rewards(peak: PhasePeak) -> dict[str, int]:
+    return {owner: size for owner, size in peak.owners.items() if owner.startswith("reward ")}
+
+
+def test_reward_models_are_on_the_device_all_at_once_or_one_at_a_time():
+    """MEM-06: 1e9 parameters in bf16 on two ranks are 1e9 bytes each; the other phases have none."""
+    peaks = rewarding(SIZE)
+    names = ("helpful", "safe", "brief")
+    assert weights_of_rewards(peaks["reward"]) == {f"reward {name} weights": BILLION for name in names}
+    assert peaks["reward"].savings["--reward_residency one"] == 2 * BILLION
+    assert not any(weights_of_rewards(peak) for phase, peak in peaks.items() if phase != "reward")
+    one = rewarding(SIZE, reward={"reward_residency": "one"})["reward"]
+    assert list(weights_of_rewards(one).values()) == [BILLION]
+    assert one.total == peaks["reward"].total - 2 * BILLION
+    assert "--reward_residency one" not in one.savings
+
+
+def test_reward_models_meet_the_engine_only_in_dynamic_sampling():
+    large = replace(SIZE, total=20 * BILLION)
+    generate = rewarding(large, rollout={"dynamic_sampling": True})["generate"]
+    assert generate.owners["engine weights"] == 2 * BILLION
+    assert list(weights_of_rewards(generate).values()) == [20 * BILLION] * 3
+    assert "engine kv_cache" not in generate.owners
+    assert "reward safe weights" not in rewarding(large)["generate"].owners
+
+
+def test_zero_3_brings_reward_models_a_layer_at_a_time():
+    peak = rewarding(SIZE, strategy={"fsdp": False, "zero_stage": 3})["reward"]
+    assert weights_of_rewards(peak) == {} and "--reward_residency one" not in peak.savings
+
+
 @pytest.mark.parametrize(("adam_offload", "moves"), [(False, False), (True, True)])
 def test_what_deepspeed_cannot_move_stays_in_the_plan(adam_offload, moves):
     """ZeRO-1 in bf16 has an optimizer that cannot leave, unless it is on the host: 2e9 bytes of weights each."""
@@ -193,6 +230,15 @@ def test_vllm_takes_its_share_of_the_whole_device():
     [generate, *_] = plan_memory(config(rollout=rollout), SIZE, None, 2, device_bytes=10 * BILLION)
     weights = generate.owners["engine weights"]
     assert (weights, generate.owners["engine kv_cache"]) == (SIZE.total, 3 * BILLION - SIZE.total)
+
+
+def test_sglang_keeps_its_weights_on_the_device_unless_it_drops_them():
+    """Level 1 is its own; SIZE.total weights in bf16 are 2 bytes each."""
+    held = [
+        plan(config(rollout={"engine_type": engine, "engine_sleep_level": level}))["actor"].owners.get("engine weights")
+        for engine, level in (("sglang", None), ("sglang", 1), ("sglang", 2), ("vllm", 1), ("vllm", None))
+    ]
+    assert held == [2 * SIZE.total, 2 * SIZE.total, None, None, None]
 
 
 def traced_run(config: Config) -> list[dict[str, float]]:

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from lightrft.config import Config, DataConfig, ModelConfig, check_config, nearest_multiples
-from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, REWARD_NAMES, KLEstimator
+from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, REWARD_NAMES, RULE_NAMES, KLEstimator
 from lightrft.config.checks import RANGES
 from lightrft.config.flags import flag_types
 from lightrft.config.sources import source_shares
@@ -207,6 +207,8 @@ def test_a_critic_that_lives_on_the_host_or_is_not_there_cannot_be_moved(config)
         ("eval_pass_threshold", (-1.0, 0.5), (float("inf"),)),
         ("max_tokens_per_micro_batch", (None, 1), (0,)),
         ("entropy_coef", (-0.1, 0.1), (float("nan"),)),
+        ("reward_workers", (None, 1), (0,)),
+        ("reward_timeout_seconds", (0.5,), (0.0, -1.0)),
     ],
 )
 def test_a_value_outside_its_range_is_refused_by_name(name, valid, invalid, config):
@@ -281,7 +283,8 @@ def test_the_two_templates_and_what_belongs_to_one_of_them_are_checked(config):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("exact", "Set --reward_fn to exact_match, contains_answer or last_number, or to module:function."),
+        ("accurate", "Set --reward_fn to exact_match, contains_answer, last_number, answer, "),
+        ("accurate", ", length or overlong, or to module:function."),
         (":f", "must name a module and a function"),
         ("module:", "must name a module and a function"),
         ("module:f()", "must name a module and a function"),
@@ -306,10 +309,33 @@ def test_an_algorithm_that_is_not_known_is_refused_with_those_that_are(flag, kin
 
 
 def test_known_names_and_functions_of_modules_pass(config):
-    names = {"reward_fn": REWARD_NAMES, "advantage_estimator": ADVANTAGE_NAMES, "policy_loss": POLICY_LOSS_NAMES}
+    names = {
+        "reward_fn": REWARD_NAMES + RULE_NAMES,
+        "advantage_estimator": ADVANTAGE_NAMES,
+        "policy_loss": POLICY_LOSS_NAMES,
+    }
     for flag, known in names.items():
         for spec in (*known, "my.module:function", f"{__file__}:function"):
             check_config(changed(config, teacher_pretrain="teacher", **{flag: spec}), 1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("{a: 1}", "a recipe must map components to weights: reward_recipe has 1 for a. "),
+        ("gone.json", "reward_recipe must name an existing file: gone.json is no file. "),
+        ("{a: {gone.py:f: 1}}", "reward_recipe must name an existing file: gone.py is no file. "),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(recipe, message, config):
+    (error,) = errors(config, reward_recipe=recipe)
+    assert error.startswith(message)
+
+
+def test_a_recipe_names_the_functions_itself(config):
+    check_config(changed(config, reward_recipe="{'*': {answer: 0.9, my.module:function: 0.1}}"), 1)
+    (error,) = errors(config, reward_recipe="{'*': {answer: 1}}", reward_fn="answer")
+    assert error.startswith("reward_recipe names the functions itself: reward_fn=answer is set too. ")
 
 
 def test_a_users_estimator_has_no_critic_and_may_take_single_samples(config):
@@ -337,7 +363,7 @@ def test_prompts_come_from_one_place(config):
 
 
 def test_all_violations_are_listed_each_on_its_line(config):
-    found = errors(config, 3, top_p=0.0, kl_target=0.1, init_kl_coef=0.0, prompt_data="gone.jsonl", reward_fn="exact")
+    found = errors(config, 3, top_p=0.0, kl_target=0.1, init_kl_coef=0.0, prompt_data="gone.jsonl", reward_fn="right")
     assert [line.split()[0] for line in found] == ["top_p", "kl_target", "prompt_data", "reward_fn"]
     assert len(errors(config, 6, engine_tp_size=4, train_batch_size=100)) == 3
 
@@ -414,6 +440,15 @@ def test_settings_of_a_new_adapter_need_one(config):
     check_config(changed(config, lora_path="adapter", save_adapter=True), 1)
 
 
+def test_weights_are_frozen_by_name_or_because_an_adapter_learns_alone(config):
+    check_config(changed(config, freeze_prefix=("visual",)), 1)
+    for name, value in (("lora_rank", 8), ("lora_path", "adapter")):
+        assert errors(config, freeze_prefix=("visual",), **{name: value}) == [
+            "freeze_prefix is about all weights, and with an adapter it alone learns: both are asked for. Drop "
+            "--freeze_prefix, or --lora_rank and --lora_path."
+        ]
+
+
 def test_a_saved_adapter_brings_its_own_settings(config):
     for name, value in (("lora_rank", 8), ("lora_alpha", 32)):
         assert errors(config, lora_path="adapter", **{name: value}) == [
@@ -452,3 +487,17 @@ def test_a_zero_stage_beside_fsdp_is_refused(config):
         "zero_stage is a setting of DeepSpeed, and fsdp trains with FSDP2: both are set, zero_stage=3. "
         "Drop --zero_stage (FSDP2 deals out what stage 3 does), or drop --fsdp."
     ]
+
+
+def test_limits_of_images_and_columns_of_media_must_fit_each_other(config):
+    assert errors(config, image_min_pixels=900, image_max_pixels=400) == [
+        "image_max_pixels must be at least image_min_pixels: image_max_pixels=400, image_min_pixels=900. "
+        "Raise --image_max_pixels, or lower --image_min_pixels."
+    ]
+    assert errors(config, image_key="input") == [
+        "image_key must name a column of its own: image_key and input_key are 'input'. Change --image_key."
+    ]
+    assert errors(config, video_max_frames=0) == [
+        "video_max_frames must be at least 1: video_max_frames=0. Change --video_max_frames."
+    ]
+    check_config(changed(config, media_workers=0, image_min_pixels=400, image_max_pixels=400), 1)

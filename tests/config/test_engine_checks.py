@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from lightrft.config import Config, DataConfig, EvaluationConfig, ModelConfig, RolloutConfig, engine_checks
-from lightrft.config.engine_checks import VLLM_VERSIONS, engine_errors, expandable_segments_errors
+from lightrft.config.engine_checks import SGLANG_VERSIONS, VLLM_VERSIONS, engine_errors, expandable_segments_errors
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -37,9 +37,10 @@ def test_the_torch_engine_needs_nothing(installed) -> None:
     assert errors_of() == errors_of(temperature=3.0) == errors_of(engine_sleep_level=2) == []
 
 
-def test_the_extra_asks_for_the_tested_range() -> None:
-    [extra] = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]["vllm"]
-    assert Requirement(extra).specifier == VLLM_VERSIONS
+@pytest.mark.parametrize("engine, supported", [("vllm", VLLM_VERSIONS), ("sglang", SGLANG_VERSIONS)])
+def test_the_extra_asks_for_the_tested_range(engine, supported) -> None:
+    [extra] = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"][engine]
+    assert Requirement(extra).specifier == supported
 
 
 def test_missing_vllm_is_one_line_with_what_to_install(installed) -> None:
@@ -82,15 +83,33 @@ def test_sleep_levels_that_say_nothing_or_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments_with_sleep_are_refused_and_the_other_options_kept(name) -> None:
     """MEM-02."""
-    [error] = expandable_segments_errors({name: "max_split_size_mb:64,expandable_segments:True"})
-    assert f"{name}=max_split_size_mb:64,expandable_segments:True. Set {name}=max_split_size_mb:64, or" in error
-    [error] = expandable_segments_errors({name: "expandable_segments:true"})
-    assert f"Unset {name}, or add --disable_engine_sleep." in error
-    assert list(expandable_segments_errors({name: "expandable_segments:False"})) == []
+    [error] = expandable_segments_errors({name: "max_split_size_mb:64,expandable_segments:True"}, "It", ", or go")
+    assert error == (
+        f"It cannot work with expandable segments: {name}=max_split_size_mb:64,expandable_segments:True. "
+        f"Set {name}=max_split_size_mb:64, or go."
+    )
+    [error] = expandable_segments_errors({name: "expandable_segments:true"}, "It")
+    assert error.endswith(f" Unset {name}.")
+    assert list(expandable_segments_errors({name: "expandable_segments:False"}, "It")) == []
 
 
 def test_expandable_segments_matter_only_to_a_vllm_that_sleeps(installed, monkeypatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     installed({"vllm": "0.26.0"})
-    assert len(errors_of(engine_type="vllm")) == 1
+    [error] = errors_of(engine_type="vllm")
+    assert error.startswith("engine sleep of vLLM") and error.endswith(", or add --disable_engine_sleep.")
     assert errors_of(engine_type="vllm", enable_engine_sleep=False) == errors_of() == []
+
+
+def test_sglang_takes_its_one_version_and_no_expandable_segments(installed, monkeypatch) -> None:
+    """MEM-02: it maps the ranks' memory, asleep or not."""
+    installed({"sglang": "0.5.16"})
+    assert errors_of(engine_type="sglang") == errors_of(engine_type="sglang", temperature=3.0) == []
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    installed({"sglang": "0.5.17"})
+    [version, segments] = errors_of(engine_type="sglang", enable_engine_sleep=False)
+    assert "was tested with sglang <0.5.17,>=0.5.16: 0.5.17 is installed. Run pip install 'lightrft[sglang]'" in version
+    assert segments == (
+        "SGLang, which maps the ranks' weights, cannot work with expandable segments: "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True. Unset PYTORCH_ALLOC_CONF."
+    )

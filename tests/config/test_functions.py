@@ -48,3 +48,12 @@ def test_a_function_is_named_by_its_module_and_another_callable_by_its_class():
     assert function_spec(partial) == "functools:partial"
     assert function_spec(partial(int)) == "functools:partial"
     assert function_spec(function_spec) == "lightrft.config.functions:function_spec"
+
+
+def test_a_script_that_ends_itself_while_it_loads_is_told_too(tmp_path):
+    """It would end the run without a word."""
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nsys.exit(0)\n")
+    told = pytest.raises(ValueError, match=r"SystemExit: 0 \(.*script\.py, line 2\)")
+    with told, module_errors("reward_fn", f"{path}:f"):
+        load_function("reward_fn", f"{path}:f")

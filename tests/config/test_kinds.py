@@ -34,7 +34,7 @@ def test_every_default_is_of_its_flags_kind():
         (RolloutConfig(rollout_batch_size=True), "rollout_batch_size must be a whole number: rollout_batch_size=True"),
         (RolloutConfig(rollout_batch_size=None), "rollout_batch_size must be a whole number: rollout_batch_size=None"),
         (RolloutConfig(temperature="1"), "temperature must be a number: temperature='1'"),
-        (RolloutConfig(engine_type="hf"), "engine_type must be torch or vllm: engine_type='hf'"),
+        (RolloutConfig(engine_type="hf"), "engine_type must be torch, vllm or sglang: engine_type='hf'"),
         (RolloutConfig(engine_sleep_level=True), "engine_sleep_level must be 1, 2 or None: engine_sleep_level=True"),
         (RolloutConfig(stop="ab"), "stop must be a tuple of texts: stop='ab'"),
         (RolloutConfig(stop=("a", 1)), "stop must be a tuple of texts: stop=('a', 1)"),

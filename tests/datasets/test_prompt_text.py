@@ -27,7 +27,7 @@ def chat(template: str | None = PLAIN, adds: str | None = None, **values: object
 
 
 def rendered(value: object, template: str = PLAIN, **values: object) -> str:
-    return prompt_renderer(*chat(template, **values))(value)
+    return prompt_renderer(*chat(template, **values))(value).text
 
 
 def error(value: object, template: str = PLAIN, **values: object) -> str:
@@ -42,9 +42,9 @@ def turn(role: str, content: object = "x") -> dict[str, object]:
 
 def test_plain_text_stays_or_stands_in_the_input_template():
     words = tokenizer()
-    assert prompt_renderer(words, DataConfig(""))("a {} {b}") == "a {} {b}"
+    assert prompt_renderer(words, DataConfig(""))("a {} {b}").text == "a {} {b}"
     render = prompt_renderer(words, DataConfig("", input_template="Q: {} Write \\boxed{{}}."))
-    assert render("a {} {b}") == "Q: a {} {b} Write \\boxed{}."
+    assert render("a {} {b}").text == "Q: a {} {b} Write \\boxed{}."
 
 
 def test_a_text_is_one_message_of_the_user_and_the_models_turn_is_opened():
@@ -58,6 +58,13 @@ def test_messages_are_written_in_their_order_and_the_flags_system_prompt_replace
     assert rendered(messages, system_prompt="S") == "[system] S [user] u [assistant] a [user] v [go]"
     assert rendered(messages[1:2], system_prompt="") == "[system]  [user] u [go]"
     assert messages[0] == turn("system", "s")
+
+
+def test_a_chat_prompt_keeps_what_its_template_was_given_and_a_plain_one_has_none():
+    """A reward model writes it by a template of its own."""
+    render = prompt_renderer(*chat(system_prompt="S"))
+    assert render("hi").messages == [turn("system", "S"), turn("user", "hi")]
+    assert prompt_renderer(tokenizer(), DataConfig(""))("hi").messages is None
 
 
 @pytest.mark.parametrize("template", [WITH_BOS, WITHOUT_BOS])

@@ -229,5 +229,5 @@ def test_rows_of_ones_own_become_prompts():
 def test_batches_of_the_tokenizer_change_nothing(monkeypatch, path):
     write(path, *[{"input": text, "label": 1} for text in ("a", "b b", "c c c", "a b", "c")])
     whole = prompt_ids(path, "<s> $A")
-    monkeypatch.setattr("lightrft.datasets.prompts.TOKENIZER_BATCH", 2)
+    monkeypatch.setattr("lightrft.datasets.prompt_ids.TOKENIZER_BATCH", 2)
     assert prompt_ids(path, "<s> $A") == whole

@@ -20,9 +20,11 @@ TRAIN = Path(__file__).parents[2] / "examples" / "addition" / "train.py"
 
 @pytest.fixture(scope="module")
 def folder(task, tmp_path_factory) -> Path:
-    """Models without weights, which cannot be loaded: a check that comes after loading would not be reached."""
+    """Models without weights, which cannot be loaded: a check that comes after loading would not be reached; and one
+    with them, for what is checked after that."""
     folder = tmp_path_factory.mktemp("bad_input")
     shutil.copytree(task / "model", folder / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(task / "model", folder / "whole")
     (folder / "model_without_tokenizer").mkdir()
     shutil.copy(folder / "model" / "config.json", folder / "model_without_tokenizer")
     for name, config in (("t5", T5Config()), ("gemma2", Gemma2Config()), ("gpt2", tiny_models.gpt2())):
@@ -113,14 +115,16 @@ def test_a_value_or_flag_that_the_parser_does_not_know_is_a_usage_error_with_the
             "Drop --zero_stage (FSDP2 deals out what stage 3 does), or drop --fsdp.",
         ),
         (
-            "--reward_fn exact",
-            "reward_fn must be a built-in reward or module:function: reward_fn=exact. "
-            "Set --reward_fn to exact_match, contains_answer or last_number, or to module:function.",
+            "--reward_fn accurate",
+            "reward_fn must be a built-in reward or module:function: reward_fn=accurate. "
+            "Set --reward_fn to exact_match, contains_answer, last_number, answer, geo3k, choice, exact, fuzzy, "
+            "countdown, code, format, think_box, length or overlong, or to module:function.",
         ),
         ("--pretrain /nowhere/model", "the model folder must exist: /nowhere/model does not. Check the path."),
         (
             "--pretrain t5",
-            "the model must be a causal language model: t5 holds a t5 (no architecture named). Choose another folder.",
+            "the model must be a causal language model: t5 holds a t5 (no architecture named). Choose another folder; "
+            "those that take media are qwen2_vl, qwen2_5_vl, qwen3_vl, internvl, qwen2_audio.",
         ),
         (
             "--pretrain gemma2",
@@ -157,7 +161,7 @@ def test_a_value_or_flag_that_the_parser_does_not_know_is_a_usage_error_with_the
             "Set a smaller --rollout_batch_size, or give more prompts.",
         ),
         (
-            "--save_path /proc/nowhere/run",
+            "--pretrain whole --save_path /proc/nowhere/run",
             "save_path must be a folder that can be written: [Errno 2] No such file or directory: '/proc/nowhere'. "
             "Change --save_path.",
         ),
@@ -222,6 +226,13 @@ def test_shares_that_do_not_fit_the_sources(mistake, task):
     )
 
 
+def test_a_folder_without_weights_is_told_before_anything_loads(mistake):
+    assert mistake() == (
+        "error: the model folder must hold weights (*.safetensors or *.bin): model has none. Copy them there, or "
+        "choose another folder.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -232,10 +243,11 @@ def test_shares_that_do_not_fit_the_sources(mistake, task):
         ("def f(answer): pass", "first parameter must be response or responses: {0}:f has answer."),
         (
             "def f(response, solution): pass",
-            "parameters must be columns or have defaults: {0}:f needs solution, row 0 has prompt, label, reference, "
-            "finish_reason. Rename the parameter or give it a default.",
+            "parameters must be columns or have defaults: {0}:f needs solution, row 0 has gold, media, "
+            "response_length, prompt, label, reference, finish_reason. Rename the parameter, give it a default, or "
+            "set it in --reward_recipe.",
         ),
-        ("def f(responses, label): pass", "{0}:f needs label, row 0 has prompts, labels, references, finish_reasons."),
+        ("def f(responses, label): pass", "{0}:f needs label, row 0 has gold, media, response_length, prompts, "),
     ],
 )
 def test_a_reward_function_that_cannot_be_used_is_told_with_its_line(mistake, tmp_path, code, message):
@@ -255,7 +267,8 @@ def test_a_reward_function_that_cannot_be_used_is_told_with_its_line(mistake, tm
         ),
         (
             "--pretrain t5",
-            "the model must be a causal language model: t5 holds a t5 (no architecture named). Choose another folder.",
+            "the model must be a causal language model: t5 holds a t5 (no architecture named). Choose another folder; "
+            "those that take media are qwen2_vl, qwen2_5_vl, qwen3_vl, internvl, qwen2_audio.",
         ),
     ],
 )

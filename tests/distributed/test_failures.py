@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightrft.config import dump_yaml
+from lightrft.config import RewardConfig, dump_yaml
 from lightrft.rewards.functions import RewardFunction
+from lightrft.rewards.recipes import plan_rewards
 from lightrft.strategy.strategy_base import GROUP_TIMEOUT_GRACE_SECONDS
 from lightrft.strategy.utils.collectives import PhaseError
 from lightrft.trainer.reward_engine import RewardComputationEngine
@@ -171,7 +172,8 @@ def leave_on_rank_1() -> str:
         return 1.0
 
     with fsdp() as strategy:
-        engine = RewardComputationEngine(strategy, RewardFunction("score", score))
+        plan = plan_rewards(RewardConfig(), own=RewardFunction("score", score))
+        engine = RewardComputationEngine(strategy.config, strategy, plan)
         engine.submit([tiny_models.sample([3], [4])])
         with pytest.raises(PhaseError) as caught:
             engine.result()

@@ -214,7 +214,8 @@ def test_evaluation_of_fewer_prompts_than_ranks_counts_each_once(two_ranks, one_
     )
     for step in (0, 2):
         evaluation = {name: value for name, value in two[step].items() if name.startswith("eval/")}
-        names = ("mean", "std", "accuracy", "pass@1", "excluded", "response_length", "truncated")
+        faults = ("excluded", "failed", "ungradable")
+        names = ("mean", "std", "accuracy", "pass@1", *faults, "response_length", "truncated")
         assert evaluation.keys() == {f"eval/{name}" for name in names}
         assert evaluation["eval/mean"] in (0.0, 1.0)
         assert evaluation == {name: one[step][name] for name in evaluation}

@@ -153,3 +153,24 @@ def test_live_logits_are_bounded_by_the_chunk_in_both_passes(with_entropy_grad, 
     assert one.largest == many.largest == chunk_size * vocabulary
     # Beside the chunk: a few numbers a token, and the weight's gradient while another chunk's is added.
     assert many.peak <= num_copies * chunk_size * vocabulary + 2 * vocabulary
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 64])
+def test_suppressed_ids_have_probability_0_and_leave_a_distribution_over_the_others(chunk_size):
+    """As if the vocabulary were without them: log-probs, entropies and gradients of both."""
+    torch.manual_seed(0)
+    kept, suppressed = torch.tensor([0, 2, 3, 5]), torch.tensor([1, 4])
+    hidden = torch.randn(7, 4, requires_grad=True)
+    weight = torch.randn(6, 4, requires_grad=True)
+    places = torch.randint(4, (7,))
+    results = []
+    for rows, ids, targets in ((weight, suppressed, kept[places]), (weight[kept], None, places)):
+        output = token_log_probs(hidden, rows, targets, 0.7, chunk_size, with_entropy_grad=True, suppressed_ids=ids)
+        (output[0].sum() + 2 * output[1].sum()).backward()
+        assert hidden.grad is not None and weight.grad is not None
+        results.append((*output, hidden.grad, weight.grad))
+        hidden.grad = weight.grad = None
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+    log_probs, _ = token_log_probs(hidden, weight, suppressed[:1].repeat(7), 0.7, chunk_size, suppressed_ids=suppressed)
+    assert torch.isneginf(log_probs).all()

@@ -18,6 +18,9 @@ from lightrft.rewards.answers import answer_of, boxed
         ("3 + 4\n#### 7 \nDone.", "7"),
         ("<answer>open", "<answer>open"),
         ("shut</answer>", "shut</answer>"),
+        (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+        (r"\boxed{2} <think>\boxed{1}", "2"),
+        (r"<think>\boxed{1}", "1"),
         ("", ""),
     ],
 )
@@ -32,11 +35,12 @@ def test_the_answer_is_the_innermost_marked_text(response, expected):
         (r"\boxed{\frac{1}{3}", []),
         (r"} { \boxed{5}", ["5"]),
         (r"\boxed{open \boxed{2}", ["2"]),
-        (r"\fbox{42}", []),
+        (r"\fbox{42}", ["42"]),
+        (r"\boxed{\{1, 2\}} \boxed{\{3}", [r"\{1, 2\}", r"\{3"]),
     ],
 )
 def test_boxes_are_read_by_balanced_braces(text, expected):
-    """RWD-01: a fraction stays whole, and an unclosed box holds nothing."""
+    """RWD-01: a fraction stays whole, \\fbox{42} is 42, and an unclosed box holds nothing."""
     assert list(boxed(text)) == expected
 
 

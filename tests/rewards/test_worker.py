@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from lightrft.rewards.functions import RewardFunction
-from lightrft.rewards.records import RewardInput, RewardOutput
+from lightrft.rewards.records import Grade, RewardInput
 from lightrft.rewards.worker import RewardWorker
 
 SAMPLES = [RewardInput(f"prompt {i}", f"response {i}", i, None, {}, i, "stop") for i in range(2)]
 
 
-def submit(worker: RewardWorker, function: Callable[..., Any]) -> list[RewardOutput]:
+def submit(worker: RewardWorker, function: Callable[..., Any]) -> list[Grade]:
     reward = RewardFunction("mine:f", function)
-    return worker.submit(lambda runner: reward(SAMPLES, runner)).result(timeout=10)
+    return worker.submit(lambda runner: reward.grade(SAMPLES, runner)).result(timeout=10)
 
 
 def test_an_async_lock_and_queue_of_a_users_module_serve_every_call():
@@ -41,7 +41,7 @@ def test_an_async_lock_and_queue_of_a_users_module_serve_every_call():
 
     worker = RewardWorker()
     for _ in range(3):
-        assert submit(worker, reward) == [RewardOutput(5.0), RewardOutput(1.0)]
+        assert submit(worker, reward) == [Grade(5.0), Grade(1.0)]
     assert len(loops) == 1
 
 
@@ -56,7 +56,7 @@ def test_a_connection_and_a_thread_local_made_in_the_first_call_serve_the_next()
 
     worker = RewardWorker()
     for _ in range(2):
-        assert submit(worker, reward) == [RewardOutput(2.0)] * 2
+        assert submit(worker, reward) == [Grade(2.0)] * 2
 
 
 def test_a_plain_function_may_run_a_loop_of_its_own_between_async_ones():
@@ -69,10 +69,13 @@ def test_a_plain_function_may_run_a_loop_of_its_own_between_async_ones():
 
     worker = RewardWorker()
     for function in (asynchronous, lambda response: asyncio.run(one()), asynchronous):
-        assert submit(worker, function) == [RewardOutput(1.0)] * 2
+        assert submit(worker, function) == [Grade(1.0)] * 2
 
 
 def test_what_a_function_raises_is_the_futures_and_the_worker_goes_on():
+    def out_of_memory(response):
+        raise MemoryError
+
     def plain_exit(response):
         sys.exit(3)
 
@@ -80,12 +83,12 @@ def test_what_a_function_raises_is_the_futures_and_the_worker_goes_on():
         sys.exit(3)
 
     worker = RewardWorker()
-    with pytest.raises(ZeroDivisionError):
-        submit(worker, lambda response: 1 / 0)
+    with pytest.raises(MemoryError):
+        submit(worker, out_of_memory)
     for function in (plain_exit, async_exit):
         with pytest.raises(RuntimeError, match=r"the reward function ended its thread by SystemExit\(3\)"):
             submit(worker, function)
-    assert submit(worker, lambda response: 1) == [RewardOutput(1.0)] * 2
+    assert submit(worker, lambda response: 1) == [Grade(1.0)] * 2
 
 
 def test_the_thread_ends_with_the_worker_and_closes_its_loop():

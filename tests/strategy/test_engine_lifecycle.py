@@ -249,7 +249,7 @@ def test_create_engine_builds_the_torch_engine_without_weights(
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     unknown = config("folder")
     unknown = replace(unknown, rollout=replace(unknown.rollout, engine_type="vlm"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="one of torch, vllm: 'vlm'"):
+    with pytest.raises(ValueError, match="one of sglang, torch, vllm: 'vlm'"):
         create_engine(unknown, tokenizer(), torch.device("cpu"), None, None)
 
 

@@ -100,11 +100,11 @@ def test_finished_rows_leave_the_batch_once_they_are_half_of_it(engine: TorchEng
     """Four rows that end at steps 1, 2, 4 and 5: after the 2 prompts, forwards of 4 rows, then (2 of 4 done) 2 and 2,
     then (1 of 2 done) of 1."""
     batch_sizes = []
-    handle = engine.model.register_forward_pre_hook(
+    handle = engine.model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: batch_sizes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     ends = iter([[True, False, False, False], [True, False, False], [False, False], [True, False], [True]])
-    decode(engine.model, [[1, 2], [3]], SAMPLED, [[1, 2], [3, 4]], ScriptedStop(ends))
+    decode(engine.model, prompts(2, 1), SAMPLED, [[1, 2], [3, 4]], ScriptedStop(ends))
     handle.remove()
     assert batch_sizes == [2, 4, 2, 2, 1]
 
@@ -213,11 +213,6 @@ def test_a_stop_string_is_found_across_tokens_but_not_before_its_last_token() ->
     assert [stops(ids[: n + 1]) for n in range(len(ids))] == [False] * 5 + [True]
 
 
-def test_a_prompt_with_media_is_refused(engine: TorchEngine) -> None:
-    with pytest.raises(NotImplementedError, match="text only"):
-        engine.generate([replace(prompts(3)[0], media={"images": []})], GREEDY, [[0]])
-
-
 # Rollout groups
 
 
@@ -237,7 +232,7 @@ def _generate_in_a_group(folder: str, poisoned_rank: int | None) -> tuple[list[l
         ref.model.get_input_embeddings().weight.data.fill_(math.nan)
     load(engine, ref.model)
     num_prompts = []
-    engine.model.register_forward_pre_hook(
+    engine.model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: num_prompts.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     outputs = engine.generate(prompts(3, 8, 5), SAMPLED, [[1, 2], [3], [4]])

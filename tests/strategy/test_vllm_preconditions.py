@@ -7,8 +7,8 @@ import torch
 from lightrft.config import Config, DataConfig, ModelConfig, RolloutConfig
 from lightrft.models.loading import LoadedConfig, load_config
 from lightrft.strategy.engine import check_engine
-from lightrft.strategy.vllm_utils.preconditions import check_memory_share, weight_specs
-from tests import tiny_models
+from lightrft.strategy.utils.expected_weights import check_memory_share, weight_specs
+from tests import tiny_media_models, tiny_models
 
 GIB = 2**30
 
@@ -19,7 +19,7 @@ def loaded(tmp_path: Path) -> LoadedConfig:
 
 
 def config(**rollout: object) -> Config:
-    return Config(ModelConfig("model"), DataConfig("data"), RolloutConfig(engine_type="vllm", **rollout))  # type: ignore[arg-type]
+    return Config(ModelConfig("model"), DataConfig("data"), RolloutConfig(**{"engine_type": "vllm"} | rollout))  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")
@@ -34,6 +34,16 @@ def test_a_quantised_model_is_refused(loaded: LoadedConfig) -> None:
     loaded.hf_config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(NotImplementedError, match="is quantised"):
         check_engine(config(enable_engine_sleep=False), loaded)
+
+
+@pytest.mark.parametrize("engine_type", ["vllm", "sglang"])
+def test_a_model_that_takes_media_is_for_the_torch_engine(engine_type: str) -> None:
+    loaded = LoadedConfig("model", tiny_media_models.config("qwen2_5_vl"), "padded", "sdpa")
+    with pytest.raises(
+        NotImplementedError, match=rf"qwen2_5_vl, engine_type={engine_type}\. Set --engine_type torch"
+    ):
+        check_engine(config(engine_type=engine_type), loaded)
+    check_engine(config(engine_type="torch"), loaded)
 
 
 def test_a_share_that_cannot_hold_the_weights_is_refused_with_the_numbers() -> None:

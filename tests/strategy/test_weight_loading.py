@@ -1,4 +1,4 @@
-"""What vLLM's weight loaders write, on a small model with loaders like theirs."""
+"""What an engine's weight loaders write, on a small model with loaders like theirs."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightrft.strategy.vllm_utils.weight_loading import changed_weights, check_one_to_one, load
+from lightrft.strategy.utils.weight_loading import changed_weights, check_one_to_one, load
 from lightrft.types import WeightSpec
 
 
@@ -125,7 +125,7 @@ def test_a_loader_that_writes_unseen_is_refused_and_never_trusted(write) -> None
     """Only copies are watched; at the start, and in each check, what was written otherwise has reached nothing."""
     model = UnwatchedModel(write)
     with pytest.raises(NotImplementedError, match=r"one to one: k reaches no parameter\. Set"):
-        check_one_to_one(model, SPECS, CPU)
+        check_one_to_one(model, SPECS, CPU, "The engine")
     load(model, list(WEIGHTS.items()))
     assert changed_weights(model, list(WEIGHTS.items())) == ["k"]
 
@@ -140,7 +140,7 @@ def test_a_weight_that_comes_in_slices_is_watched_whole(rows) -> None:
         target.view(-1)[3:].copy_(weight.reshape(-1)[3:])
 
     model = UnwatchedModel(write)
-    check_one_to_one(model, SPECS, CPU)
+    check_one_to_one(model, SPECS, CPU, "The engine")
     load(model, list(WEIGHTS.items()))
     assert changed_weights(model, list(WEIGHTS.items())) == []
     model.qk[2, 1] += 1.0
@@ -157,18 +157,18 @@ def test_weights_in_one_block_of_memory_are_told_apart() -> None:
 
 
 def test_a_model_that_takes_every_weight_and_has_no_other_is_one_to_one() -> None:
-    check_one_to_one(FusedModel(), SPECS, CPU)
+    check_one_to_one(FusedModel(), SPECS, CPU, "The engine")
 
 
 def test_weights_without_a_place_and_places_without_a_weight_are_named() -> None:
     """WGT-01."""
     with pytest.raises(NotImplementedError, match=r"no parameter; qk is reached by no weight, or in part\. Set"):
-        check_one_to_one(DeafModel(), SPECS, CPU)
+        check_one_to_one(DeafModel(), SPECS, CPU, "The engine")
     with pytest.raises(NotImplementedError, match=r"one to one: norm is reached by no weight, or in part\. Set"):
-        check_one_to_one(FusedModel(), [spec for spec in SPECS if spec.name != "norm"], CPU)
+        check_one_to_one(FusedModel(), [spec for spec in SPECS if spec.name != "norm"], CPU, "The engine")
 
 
 @pytest.mark.parametrize("spec", [WeightSpec("v", (2, 2), torch.float32), WeightSpec("q", (3, 2), torch.float32)])
 def test_what_the_loaders_refuse_is_said_in_their_words(spec) -> None:
     with pytest.raises(NotImplementedError, match=r"its loaders fail \((KeyError: 'v'|RuntimeError: .*size).* Set"):
-        check_one_to_one(FusedModel(), [*SPECS, spec], CPU)
+        check_one_to_one(FusedModel(), [*SPECS, spec], CPU, "The engine")

@@ -104,3 +104,15 @@ def test_the_table_fits_into_80_columns_and_names_the_largest_owner_first(ledger
     words = lines[2].split()
     assert words[:5] == ["train", "1.50", "5.00", "5.00", "5.00"]
     assert "actor weights 4.00, replay buffer" in lines[2]
+
+
+def test_the_table_of_a_tiny_model_is_in_mib():
+    ledger = MemoryLedger(torch.device("cpu"))
+    ledger.watch(Owners({"actor weights": 3 * 2**20}))
+    ledger.begin("train", 0.0)
+    ledger.end(1.5)
+    text = io.StringIO()
+    Console(file=text, width=80).print(ledger_table(ledger.collect(), "Memory"))
+    title, _, line = text.getvalue().splitlines()
+    assert title.startswith("Memory (MiB)")
+    assert line.split()[:5] == ["train", "1.50", "3.00", "3.00", "3.00"] and "actor weights 3.00" in line

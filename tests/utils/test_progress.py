@@ -154,3 +154,12 @@ def test_a_sparkline_of_nothing_or_of_one_level(values, width, expected):
 def test_durations_have_hours_from_an_hour_on():
     """4000 s = 1 h (3600 s) + 6 min (360 s) + 40 s."""
     assert [duration(seconds) for seconds in (0, 61, 3599, 4000)] == ["0:00", "1:01", "59:59", "1:06:40"]
+
+
+def test_another_course_than_the_rewards_has_its_own_name(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lightrft"), "propagate", True)
+    caplog.set_level(logging.INFO, "lightrft")
+    display = ProgressDisplay(1, enabled=True, console=plain(), course=("train/accuracy", "pairs right"))
+    with display:
+        display.step(1, {"train/accuracy": 0.75, "train/loss": 0.5, "time/step": 1.0})
+    assert lines(caplog) == ["step 1/1: pairs right 0.750, loss 0.5000, 1.00 s/step, 0:00 left"]

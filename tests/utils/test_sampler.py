@@ -4,7 +4,7 @@ from itertools import islice
 import pytest
 
 from lightrft.config.arguments import TailBatch
-from lightrft.utils.sampler import MixedSampler, PromptSampler, rows_per_episode
+from lightrft.utils.sampler import MixedSampler, PairSampler, PromptSampler, rows_per_episode
 
 
 def sampler(
@@ -44,6 +44,17 @@ def test_rows_that_fill_their_batches_leave_nothing_for_the_rule(tail, log):
     sampler(num_rows=6, tail=tail)
     (message,) = log.messages
     assert message.endswith(f"3 steps per episode, 6 in all; tail_batch={tail}: no row of an episode is left over")
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_the_batch_that_was_peeked_at_is_the_next_and_looking_changes_nothing(tail):
+    looking, plain = sampler(tail=tail), list(sampler(tail=tail))
+    seen = [looking.peek()]
+    for batch in looking:
+        assert batch == seen[-1]
+        seen.append(looking.peek())
+        assert looking.peek() == seen[-1]
+    assert seen == [*plain, []]
 
 
 def test_padding_comes_from_the_next_episodes_order_without_the_rows_at_hand():
@@ -171,3 +182,9 @@ def test_a_mix_smaller_than_a_batch_is_an_error_with_its_rows():
     """DATA-03: 7 + 3 rows."""
     with pytest.raises(ValueError, match="10 prompts < rollout_batch_size=16"):
         mixed((7, 9), 16)
+
+
+def test_pairs_are_called_by_their_name():
+    with pytest.raises(ValueError, match=r"must fill a batch: 3 pairs < train_batch_size=4\. Set a smaller --t"):
+        PairSampler(3, 4, num_epochs=1, seed=0)
+    assert PairSampler(9, 4, num_epochs=2, seed=0).total_steps == 4

@@ -11,6 +11,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from lightrft.config import Config
+from lightrft.config.reward_models import reward_folders
 from lightrft.models.loading import Kind, LoadedConfig
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.deepspeed import library
@@ -202,7 +203,11 @@ class DeepspeedStrategy(StrategyBase):
         """Those with weights of their own: an adapter's reference is the actor."""
         model = self.config.model
         has_reference = self.config.algorithm.init_kl_coef > 0 and not model.trains_adapter
-        is_there = {"the reference": has_reference, "the teacher": model.teacher_pretrain is not None}
+        is_there = {
+            "the reference": has_reference,
+            "the teacher": model.teacher_pretrain is not None,
+            "the reward models": bool(reward_folders(self.config.reward.reward_pretrain)),
+        }
         return [name for name, is_given in is_there.items() if is_given]
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ from lightrft.strategy.deepspeed.fragments import (
     keep_parts,
     whole_tensors,
 )
-from lightrft.strategy.deepspeed.library import gathered
+from lightrft.strategy.deepspeed.library import gathered, is_cut_up
 from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.gathering import gather_rows
 from lightrft.strategy.utils.sharded_state import load_tensors, saved_shapes
@@ -55,8 +55,11 @@ class ZeroState:
         self.fragments = fragments_of(engine, optimizer)
 
     def tensors(self) -> dict[str, Tensor]:
-        """This rank's rows of masters and moments, on the host, and what does not learn, whole."""
-        tensors = self._frozen()
+        """This rank's rows of masters and moments, on the host, and what does not learn: whole, or rows if dealt."""
+        tensors = self._whole()
+        for layer in _by_layer(self._dealt()):
+            with gathered([part.parameter for part in layer]):
+                tensors |= {self._name(part, "master"): self._rows(part.parameter.detach()) for part in layer}
         entries: list[Entry] = ["master", *(MOMENTS if self.optimizer.state else ())]
         for layer in _by_layer(self.fragments):
             for entry in entries:
@@ -77,25 +80,40 @@ class ZeroState:
             if (name := self._name(f, entry)) in saved
         }
         steps = {name: torch.zeros(()) for f in self.fragments if (name := self._step_name(f)) in saved}
-        load_tensors(folder, self._frozen() | targets | steps)
+        dealt = self._dealt()
+        targets |= {
+            self._name(f, "master"): sharded_zeros(
+                *f.shape, dtype=f.parameter.dtype, device_mesh=self.mesh, placements=[Shard(0)]
+            )
+            for f in dealt
+        }
+        load_tensors(folder, self._whole() | targets | steps)
+        for layer in _by_layer(dealt):
+            self._copy([f.parameter for f in layer], self._gathered_rows(layer, "master", targets))
         self._clear_moments(max(steps.values(), default=None))
         for layer in _by_layer(self.fragments):
             for entry in ENTRIES:
                 self._install([f for f in layer if self._name(f, entry) in saved], entry, targets)
 
     def _install(self, fragments: Sequence[Fragment], entry: Entry, targets: dict[str, Tensor]) -> None:
+        wholes = self._gathered_rows(fragments, entry, targets)
+        keep_parts(fragments, entry, self.optimizer, wholes)
+        if entry == "master":
+            self._copy([f.parameter for f in fragments], wholes)
+
+    def _gathered_rows(
+        self, fragments: Sequence[Fragment], entry: Entry, targets: dict[str, Tensor]
+    ) -> Sequence[Tensor]:
         rows = [targets[self._name(f, entry)] for f in fragments]
-        wholes = gather_rows(
+        return gather_rows(
             [row.to_local() for row in rows if isinstance(row, DTensor)],
             [f.shape for f in fragments],
             [row.dtype for row in rows],
             self.collectives.device,
             self.collectives,
         )
-        keep_parts(fragments, entry, self.optimizer, wholes)
-        if entry != "master":
-            return
-        parameters = [f.parameter for f in fragments]
+
+    def _copy(self, parameters: Sequence[Tensor], wholes: Sequence[Tensor]) -> None:
         with torch.no_grad(), gathered(parameters, source=0):
             for parameter, whole in zip(parameters, wholes, strict=True):
                 parameter.copy_(whole)
@@ -108,10 +126,17 @@ class ZeroState:
             moments = {entry: torch.zeros_like(flat, requires_grad=False) for entry in MOMENTS}
             self.optimizer.state[flat] = {"step": step.clone(), **moments}
 
-    def _frozen(self) -> dict[str, Tensor]:
-        """Saved buffers; nothing beside an adapter."""
-        every = learned_tensors(self.engine.module)
-        return {f"{self.name}/weights/{key}": t.detach() for key, t in every.items() if not t.requires_grad}
+    def _frozen(self) -> Iterator[tuple[str, Any]]:
+        """Saved buffers and weights that do not learn; nothing beside an adapter."""
+        return ((key, t) for key, t in learned_tensors(self.engine.module).items() if not t.requires_grad)
+
+    def _whole(self) -> dict[str, Tensor]:
+        """What does not learn and is whole on every rank."""
+        return {f"{self.name}/weights/{key}": t.detach() for key, t in self._frozen() if not is_cut_up(t)}
+
+    def _dealt(self) -> list[Fragment]:
+        """What does not learn and is cut up by ZeRO-3."""
+        return [Fragment(key, t, t.ds_shape, flat=None) for key, t in self._frozen() if is_cut_up(t)]
 
     def _rows(self, whole: Tensor) -> Tensor:
         chunks = whole.chunk(self.mesh.size())

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from lightrft.models.critic import ValueHead
 from lightrft.models.loading import Kind, LoadedConfig, materialize
+from lightrft.models.scalar_head import ScalarHead
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.roles import RoleTensors, TrainedRole, hf_model_of, stored_dtype
 from lightrft.strategy.strategy_base import StrategyBase
@@ -31,7 +32,8 @@ from lightrft.strategy.utils.sharded_state import (
 
 
 class FSDPV2Strategy(StrategyBase):
-    """Each decoder layer is one FSDP2 group; the role itself is the root group, with embedding, norm and LM head."""
+    """Each decoder layer, and each block of what reads media, is one FSDP2 group; the role itself is the root group,
+    with embedding, norm and LM head."""
 
     def setup_distributed(self) -> None:
         super().setup_distributed()
@@ -78,7 +80,7 @@ class FSDPV2Strategy(StrategyBase):
         for layer in decoder_layers(hf_model):
             fully_shard(layer, mesh=self.mesh, mp_policy=policy, offload_policy=offload)
         for module in role.modules():
-            if isinstance(module, ValueHead):
+            if isinstance(module, ScalarHead):
                 fully_shard(module, mesh=self.mesh, offload_policy=offload)
         # The root would keep its gathered weights after a forward without gradients, and train on with stale ones.
         fully_shard(role, mesh=self.mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
@@ -194,9 +196,11 @@ class FSDPV2Strategy(StrategyBase):
 
 
 def decoder_layers(hf_model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks that transformers says must stay whole."""
+    """The blocks that transformers says must stay whole, of towers as well; of one inside another, the outer one."""
     names = set(hf_model._no_split_modules or ())
-    return [module for module in hf_model.modules() if type(module).__name__ in names]
+    blocks = [module for module in hf_model.modules() if type(module).__name__ in names]
+    inner = {part for block in blocks for part in block.modules() if part is not block}
+    return [block for block in blocks if block not in inner]
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -2,16 +2,18 @@
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from lightrft.models.multimodal import position_ids
 from lightrft.strategy.torch_utils.kv_cache import roomy_cache
 from lightrft.strategy.torch_utils.sampling import keyed_uniforms, sample_tokens, token_log_probs
-from lightrft.types import FinishReason, SamplingParams, Seeds
+from lightrft.types import FinishReason, PromptExample, SamplingParams, Seeds
 
 # Bounds the float64 copies of logits that sampling makes, to 128 MiB each.
 _LOGITS_PER_DRAW = 2**24
@@ -55,7 +57,7 @@ class StopCondition:
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[PromptExample],
     params: SamplingParams,
     seeds: Seeds,
     is_stopped: StopCondition,
@@ -63,8 +65,10 @@ def decode(
     """`len(seeds[i])` responses to each prompt i; the tokens of one do not depend on the others."""
     drafts = [[Draft() for _ in keys] for keys in seeds]
     rows, logits = _Rows.prefill(model, prompts, params, seeds, drafts)
+    suppressed = torch.tensor(params.suppressed_ids, dtype=torch.long, device=logits.device)
     for step in range(params.max_new_tokens):
         hot = params.first_token_temperature if step == 0 else None
+        logits = logits.index_fill(-1, suppressed, -torch.inf) if params.suppressed_ids else logits
         ids, log_probs = _draw(logits, rows.uniforms[:, step], params, params.temperature if hot is None else hot)
         rows.append(ids, log_probs, is_stopped)
         num_finished = sum(draft.is_finished for draft in rows.drafts)
@@ -78,7 +82,7 @@ def decode(
 
 @dataclass
 class _Rows:
-    """Responses in progress, and what their next forward needs; dim 0 of every tensor is the response."""
+    """Responses in progress, and what their next forward needs; dim 0 of tensors is the response."""
 
     model: PreTrainedModel
     drafts: list[Draft]
@@ -86,7 +90,7 @@ class _Rows:
     mask: Tensor
     """`(B, prompt + max_new_tokens)`: 0 on the padding left of a prompt."""
     positions: Tensor
-    """`(B, 1)`: position of the next token."""
+    """`(B, 1)` or `(axes, B, 1)`: position of the next token."""
     uniforms: Tensor
     """`(B, max_new_tokens)`."""
 
@@ -94,18 +98,18 @@ class _Rows:
     def prefill(
         cls,
         model: PreTrainedModel,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[PromptExample],
         params: SamplingParams,
         seeds: Seeds,
         drafts: list[list[Draft]],
     ) -> tuple["_Rows", Tensor]:
         """Runs each prompt once, however many responses it gets; returns their next-token logits `(B, V)` as well."""
         device = model.device
-        ids, mask = _left_padded(prompts)
+        ids, mask = _left_padded([prompt.prompt_ids for prompt in prompts])
         ids, mask = ids.to(device), mask.to(device)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        positions, next_positions = (p.to(device) for p in _positions(model.config, prompts))
         cache = roomy_cache(model.config, capacity=ids.shape[1] + params.max_new_tokens)
-        logits = next_token_logits(model, ids, mask, positions, cache)
+        logits = next_token_logits(model, ids, mask, positions, cache, _item_inputs(prompts, device))
 
         counts = torch.tensor([len(keys) for keys in seeds], device=device)
         prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(counts)
@@ -117,7 +121,7 @@ class _Rows:
             drafts=[draft for group in drafts for draft in group],
             cache=cache,
             mask=mask[prompt_of_row],
-            positions=positions[prompt_of_row, -1:] + 1,
+            positions=next_positions[..., prompt_of_row, :],
             uniforms=uniforms,
         )
         return rows, logits[prompt_of_row]
@@ -146,33 +150,42 @@ class _Rows:
         index = torch.tensor(kept, device=self.mask.device)
         self.drafts = [self.drafts[i] for i in kept]
         self.cache.batch_select_indices(index)
-        self.mask, self.positions, self.uniforms = self.mask[index], self.positions[index], self.uniforms[index]
+        self.mask, self.uniforms = self.mask[index], self.uniforms[index]
+        self.positions = self.positions[..., index, :]
         return index
 
 
 def next_token_logits(
-    model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
+    model: PreTrainedModel,
+    ids: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    cache: DynamicCache,
+    item_inputs: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Logits `(B, V)` at the last of the new tokens, whose keys and values go into `cache`.
 
     Args:
         ids: New tokens, `(B, T)`.
         mask: `(B, cached + T)`, 0 on padding.
-        positions: Of the new tokens, `(B, T)`.
+        positions: Of the new tokens, `(B, T)` or `(axes, B, T)`.
+        item_inputs: Of the media among the new tokens, in the order of the rows.
     """
-    output = model(
+    trunk, head = model.base_model, model.get_output_embeddings()
+    assert isinstance(head, nn.Module)
+    output = trunk(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,
         use_cache=True,
-        logits_to_keep=1,
-        **{_cache_argument(type(model)): cache},
+        **{_cache_argument(type(trunk)): cache},
+        **(item_inputs or {}),
     )
-    return output.logits[:, -1]
+    return head(output.last_hidden_state[:, -1])
 
 
 @functools.cache
-def _cache_argument(model_class: type[PreTrainedModel]) -> str:
+def _cache_argument(model_class: type[nn.Module]) -> str:
     # transformers 5.24 renames past_key_values to cache, and warns at each call under the old name.
     return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
 
@@ -184,6 +197,23 @@ def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     num_padding = torch.tensor([longest - len(prompt) for prompt in prompts])
     mask = (torch.arange(longest) >= num_padding[:, None]).long()
     return ids, mask
+
+
+def _positions(config: PretrainedConfig, prompts: Sequence[PromptExample]) -> tuple[Tensor, Tensor]:
+    """Of the prompts, padded on the left, `(P, longest)` or `(axes, P, longest)`; of what comes next, `(..., P, 1)`."""
+    # A text token behind the prompt stands where the response begins.
+    each = [position_ids(config, torch.tensor([*prompt.prompt_ids, 0]), prompt.item_inputs) for prompt in prompts]
+    longest = max(positions.shape[-1] for positions in each)
+    padded = torch.stack([F.pad(positions, (longest - positions.shape[-1], 0)) for positions in each], -2)
+    return padded[..., :-1], padded[..., -1:]
+
+
+def _item_inputs(prompts: Sequence[PromptExample], device: torch.device) -> dict[str, Tensor]:
+    names = sorted({name for prompt in prompts for name in prompt.item_inputs})
+    return {
+        name: torch.cat([prompt.item_inputs[name] for prompt in prompts if name in prompt.item_inputs]).to(device)
+        for name in names
+    }
 
 
 def _draw(logits: Tensor, uniforms: Tensor, params: SamplingParams, temperature: float) -> tuple[Tensor, Tensor]:

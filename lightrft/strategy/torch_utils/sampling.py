@@ -9,14 +9,18 @@ from lightrft.utils.sampling_key import GOLDEN, MIXERS
 
 
 def keyed_uniforms(seeds: Sequence[int], num_draws: int) -> Tensor:
-    """Uniform numbers in [0, 1), float64 `(B, num_draws)`: entry (i, j) depends on `seeds[i]` and j alone.
+    """Uniform numbers in [0, 1), float64 `(B, num_draws)`: entry (i, j) depends on `seeds[i]` and j alone."""
+    keys = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
+    return uniforms_at(keys[:, None], torch.arange(num_draws))
 
-    A counter-based generator: splitmix64 whose state starts at the mixed seed. Integer arithmetic that wraps around
+
+def uniforms_at(keys: Tensor, draws: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1), float64: each depends on its key, an int64, and on the number of its draw alone.
+
+    A counter-based generator: splitmix64 whose state starts at the mixed key. Integer arithmetic that wraps around
     gives the same bits on every platform and device.
     """
-    states = _mix64(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64))
-    counters = torch.arange(1, num_draws + 1) * _signed(GOLDEN)
-    bits = _logical_shift_right(_mix64(states[:, None] + counters), 11)
+    bits = _logical_shift_right(_mix64(_mix64(keys) + (draws + 1) * _signed(GOLDEN)), 11)
     return bits.double() * 2.0**-53
 
 

@@ -1,4 +1,4 @@
-"""TorchEngine: the built-in rollout engine, a Hugging Face causal language model with its own weights."""
+"""TorchEngine: the built-in rollout engine, a Hugging Face model with its own weights."""
 
 import math
 import os
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from lightrft.models.loading import empty_model, load_config, materialize
+from lightrft.models.multimodal import published_name
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.torch_utils.decoding import Draft, StopCondition, decode, next_token_logits
 from lightrft.strategy.torch_utils.host_memory import host_free_bytes
@@ -53,7 +54,7 @@ class TorchEngine:
         # Allocating separates tied embeddings.
         self.model.tie_weights()
         self.model.eval().requires_grad_(False)
-        self._weights: dict[str, Tensor] = dict(persistent_tensors(self.model))
+        self._weights = {published_name(self.model.config, name): t for name, t in persistent_tensors(self.model)}
         self._round = WeightRound({name: tuple(weight.shape) for name, weight in self._weights.items()})
         self._has_values = False
         self._is_asleep = False
@@ -135,16 +136,14 @@ class TorchEngine:
     def _generate_here(
         self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
     ) -> list[list[GenerationOutput]]:
-        if any(prompt.media for prompt in prompts):
-            raise NotImplementedError("the torch engine generates from text only")
         is_stopped = StopCondition(params, self.tokenizer)
         outputs: list[list[GenerationOutput]] = [[] for _ in prompts]
         self._cache_bytes = 0
         for chunk in self._chunks(prompts, params, seeds):
-            ids = [prompts[i].engine_prompt_ids for i in chunk]
-            num_tokens = sum(len(seeds[i]) for i in chunk) * (max(map(len, ids)) + params.max_new_tokens)
+            longest = max(len(prompts[i].prompt_ids) for i in chunk)
+            num_tokens = sum(len(seeds[i]) for i in chunk) * (longest + params.max_new_tokens)
             self._cache_bytes = max(self._cache_bytes, num_tokens * self._row_bytes()[0])
-            drafts = decode(self.model, ids, params, [seeds[i] for i in chunk], is_stopped)
+            drafts = decode(self.model, [prompts[i] for i in chunk], params, [seeds[i] for i in chunk], is_stopped)
             for i, group in zip(chunk, drafts, strict=True):
                 outputs[i] = [self._output(draft, prompts[i]) for draft in group]
         return outputs
@@ -158,7 +157,7 @@ class TorchEngine:
         """Indices of the prompts that are generated together, so that keys, values and logits fit."""
         token_bytes, logits_bytes = self._row_bytes()
         return plan_chunks(
-            [len(prompt.engine_prompt_ids) for prompt in prompts],
+            [len(prompt.prompt_ids) for prompt in prompts],
             [len(keys) for keys in seeds],
             lambda length: (length + params.max_new_tokens) * token_bytes + logits_bytes,
             self.mem_util * free_bytes(self.device),

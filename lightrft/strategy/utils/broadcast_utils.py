@@ -96,6 +96,8 @@ class BroadcastManager:
                 raise RuntimeError(_fault_message(faults, num_verified, version))
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
+        # On all ranks or on none: those that share an engine finish together.
+        with self.collectives.collect("weight sync"):
             self.engine.finish_weight_update(version)
         return SyncRecord(version, time.perf_counter() - started, sum(sizes), num_verified)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from lightrft.models.lora import adapter_config, write_adapter
 
@@ -26,6 +26,8 @@ class HFFiles:
     """None where the base model has none."""
     card: str
     """Text of the model card."""
+    processor: ProcessorMixin | None = None
+    """Of a model that takes media; it has the tokenizer too."""
 
 
 def export_hf(
@@ -72,7 +74,7 @@ def _replaced(folder: Path) -> Iterator[Path]:
 
 
 def write_hf_files(files: HFFiles, folder: Path) -> None:
-    files.tokenizer.save_pretrained(folder)
+    (files.processor or files.tokenizer).save_pretrained(folder)
     if files.generation_config is not None:
         # save_pretrained would refuse settings that contradict each other, which published models have.
         files.generation_config.to_json_file(folder / "generation_config.json")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightrft.config import Config
+from lightrft.models.freezing import frozen_names
 from lightrft.models.loading import Kind, LoadedConfig, empty_model, pretrained_weights
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.utils.collectives import Collectives
@@ -28,6 +29,8 @@ def empty_role(
         role = build(hf_model)
     if not trainable:
         role.requires_grad_(False)
+    for name in frozen_names(hf_model, config.model.freeze_prefix):
+        hf_model.get_parameter(name).requires_grad_(False)
     return role.train(trainable)
 
 

@@ -10,12 +10,14 @@ import torch
 from lightrft.models.loading import load_config
 from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.devices import storage_bytes
+from lightrft.strategy.utils.expected_weights import weight_specs
+from lightrft.strategy.utils.weight_loading import changed_weights, check_one_to_one, load
 from lightrft.strategy.utils.weight_round import WeightRound
-from lightrft.strategy.vllm_utils.preconditions import weight_specs
-from lightrft.strategy.vllm_utils.weight_loading import changed_weights, check_one_to_one, load
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
 
 _LARGEST_SEED = 2**63 - 1
+_NEVER = -100.0
+"""The lowest bias that vLLM adds to a logit: it leaves a probability of e^-100 times what it was."""
 
 
 class VLLMEngine:
@@ -81,7 +83,7 @@ class VLLMEngine:
         self.model = runner.get_model()
         self._kv_caches: list[torch.Tensor] = runner.kv_caches
         specs = weight_specs(load_config(pretrain, packing="padded"), dtype)
-        check_one_to_one(self.model, specs, device)
+        check_one_to_one(self.model, specs, device, "vLLM")
         self._round = WeightRound({spec.name: spec.shape for spec in specs})
         self._held = {"weights", "kv_cache"}
         self._has_values = False
@@ -227,6 +229,7 @@ def request_params(params: SamplingParams, seed: int) -> dict[str, Any]:
         "detokenize": bool(params.stop),
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
+        "logit_bias": dict.fromkeys(params.suppressed_ids, _NEVER) or None,
         "logprobs": None if is_filtered else 0,
         "flat_logprobs": True,
         "skip_clone": True,

@@ -15,7 +15,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WeightLoading(Protocol):
-    """A model as vLLM writes it: parameters of its own layout, and loaders that take Hugging Face's weights."""
+    """An engine's model: parameters of its own layout, and loaders that take Hugging Face's weights."""
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> Any: ...
 
@@ -39,7 +39,7 @@ def changed_weights(model: WeightLoading, bucket: WeightBucket) -> list[str]:
     return [name for name, flags in changes.items() if not flags or bool(torch.stack(flags).any())]
 
 
-def check_one_to_one(model: WeightLoading, specs: Sequence[WeightSpec], device: torch.device) -> None:
+def check_one_to_one(model: WeightLoading, specs: Sequence[WeightSpec], device: torch.device, engine: str) -> None:
     """Loads zeros for every spec, and so finds out whether they are all that the model has; its values are lost.
 
     Raises:
@@ -60,7 +60,7 @@ def check_one_to_one(model: WeightLoading, specs: Sequence[WeightSpec], device: 
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise NotImplementedError(
-            f"vLLM's model must take the weights of Hugging Face's as they are: its loaders fail ({reason}). "
+            f"{engine}'s model must take the weights of Hugging Face's as they are: its loaders fail ({reason}). "
             "Set --engine_type torch."
         ) from error
     faults = [f"{spec.name} reaches no parameter" for spec in specs if spec.name not in reached]
@@ -71,7 +71,7 @@ def check_one_to_one(model: WeightLoading, specs: Sequence[WeightSpec], device: 
     ]
     if faults:
         raise NotImplementedError(
-            f"vLLM's model must have the weights of Hugging Face's, one to one: {'; '.join(faults[:5])}. "
+            f"{engine}'s model must have the weights of Hugging Face's, one to one: {'; '.join(faults[:5])}. "
             "Set --engine_type torch."
         )
 

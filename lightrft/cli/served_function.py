@@ -1,0 +1,51 @@
+"""ServedFunction: a reward function or rule, as a component of the reward in a process of its own."""
+
+import asyncio
+from collections.abc import Sequence
+
+from lightrft.config.arguments import RewardConfig
+from lightrft.rewards.grading import Grading
+from lightrft.rewards.pool import GraderPool
+from lightrft.rewards.recipes import plan_rewards
+from lightrft.rewards.records import Grade, RewardInput
+
+ROWS_OF_WORKER = 16
+"""In a round, whose time the processes share."""
+ROWS_TOGETHER = 512
+"""In a round of a function that takes a batch, or awaits something."""
+
+
+class ServedFunction:
+    """Grades as a run does: a function of one response in processes that are replaced when they hang.
+
+    Args:
+        spec: As --reward_fn.
+        num_workers: Processes.
+        timeout_seconds: For one response.
+
+    Raises:
+        ValueError: There is no such function.
+    """
+
+    def __init__(self, spec: str, num_workers: int, timeout_seconds: float) -> None:
+        self.name = spec
+        self._plan = plan_rewards(RewardConfig(reward_fn=spec))
+        (self._key,) = self._plan.functions
+        pool = GraderPool([*self._plan.graders.values()], num_workers, timeout_seconds) if self._plan.graders else None
+        self._grading = Grading(self._plan, pool, timeout_seconds)
+        self.rows_of_round = ROWS_TOGETHER if pool is None else ROWS_OF_WORKER * num_workers
+
+    def check(self, sample: RewardInput) -> None:
+        """Raises ValueError where a parameter has no column."""
+        self._plan.check_row(sample)
+
+    def grade(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Grade]:
+        """One grade for each input, in order."""
+        if not inputs:
+            return []
+        (pending,) = self._grading.start(inputs, {self._key: range(len(inputs))})
+        return pending.result()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._grading.close()

@@ -1,0 +1,141 @@
+"""Channel: from a rank to its shard of the engine's model, over which it sends weights on the same device."""
+
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightrft.strategy.sglang_utils.shard import Load, Request, Stage, StagedWeight, Verify, staged
+from lightrft.types import WeightBucket, WeightSpec
+
+_ALIGNMENT = 256
+ACCEPT_SECONDS = 120.0
+"""Within which the scheduler must call, once it has been told to."""
+
+
+class ShardChannel:
+    """The rank's end of it: a socket that the scheduler process calls, for one round of weights at a time.
+
+    A weight is copied once, into a staging buffer that the scheduler has mapped: memory that belongs to the actor is
+    never shared, since PyTorch keeps a record of every time that it shares a tensor for as long as the tensor lives.
+    """
+
+    def __init__(self, address: Path, device: torch.device, staging_bytes: int) -> None:
+        """`staging_bytes` must hold the largest weight."""
+        self.address = str(address)
+        self._device = device
+        self._staging_bytes = staging_bytes
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.settimeout(ACCEPT_SECONDS)
+        self._listener.bind(self.address)
+        self._listener.listen(1)
+        self._connection: Connection | None = None
+        self._staging: torch.Tensor | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def accept(self) -> None:
+        """Waits for the scheduler's call.
+
+        Raises:
+            RuntimeError: It does not call.
+        """
+        try:
+            peer, _ = self._listener.accept()
+        except TimeoutError as error:
+            raise RuntimeError(f"SGLang's scheduler has not opened its weights within {ACCEPT_SECONDS:g} s.") from error
+        peer.settimeout(None)
+        self._connection = Connection(peer.detach())
+
+    def hang_up(self) -> None:
+        """Lets the scheduler go on."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def free(self) -> None:
+        """Gives the staging buffer back. Comes when the scheduler has gone on: what it has mapped stays."""
+        self._staging = None
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()
+
+    def ask(self, request: Request) -> Any:
+        """What the shard answers.
+
+        Raises:
+            RuntimeError: It failed, with its traceback, or its process has ended.
+            NotImplementedError: It refuses the model.
+        """
+        assert self._connection is not None, "accept comes first"
+        try:
+            self._connection.send(request)
+            kind, content = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError("SGLang's scheduler has ended while it took weights; its error is above.") from error
+        if kind == "refusal":
+            raise NotImplementedError(content)
+        if kind == "error":
+            raise RuntimeError(f"SGLang's scheduler could not take weights:\n{content}")
+        return content
+
+    def check_sharing(self) -> None:
+        """Raises RuntimeError where the machine does not let the scheduler map this rank's memory."""
+        try:
+            self.ask(Stage(torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=self._device)))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"SGLang's scheduler must be able to map the rank's memory on the GPU (CUDA IPC): {error}\nStart the "
+                "container with --ipc=host and --cap-add=SYS_PTRACE, or set --engine_type vllm."
+            ) from error
+
+    def load(self, bucket: WeightBucket) -> None:
+        for weights in self._staged(bucket):
+            self.ask(Load(weights))
+
+    def verify(self, bucket: WeightBucket) -> list[str]:
+        return [name for weights in self._staged(bucket) for name in self.ask(Verify(weights))]
+
+    def _staged(self, bucket: WeightBucket) -> Iterator[Sequence[StagedWeight]]:
+        """The bucket's weights, some at a time: those that are in the staging buffer until the next are asked for."""
+        if self._staging is None:
+            self._staging = torch.empty(self._staging_bytes, dtype=torch.uint8, device=self._device)
+            self.ask(Stage(self._staging))
+        tensors = dict(bucket)
+        for weights in layouts(bucket, self._staging_bytes):
+            targets = [staged(self._staging, weight) for weight in weights]
+            with torch.no_grad():
+                torch._foreach_copy_(targets, [tensors[weight.spec.name] for weight in weights])
+            if self._device.type == "cuda":
+                # The scheduler's stream knows nothing of this one.
+                torch.cuda.current_stream(self._device).synchronize()
+            yield weights
+
+
+def staging_size(specs: Iterable[WeightSpec], bucket_bytes: int) -> int:
+    """Bytes of a staging buffer: a quarter of a bucket, or the largest weight."""
+    return max(bucket_bytes // 4, *(_aligned(spec.num_bytes) for spec in specs))
+
+
+def layouts(bucket: WeightBucket, staging_bytes: int) -> Iterator[list[StagedWeight]]:
+    """Runs of the bucket's weights that fit into the staging buffer, each with its place."""
+    run: list[StagedWeight] = []
+    end = 0
+    for name, tensor in bucket:
+        size = _aligned(tensor.nbytes)
+        assert size <= staging_bytes, f"{name} does not fit into the staging buffer"
+        if end + size > staging_bytes:
+            yield run
+            run, end = [], 0
+        run.append(StagedWeight(WeightSpec(name, tuple(tensor.shape), tensor.dtype), end))
+        end += size
+    if run:
+        yield run
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,65 @@
+"""SGLang for tests: itself on a GPU, or in its place, on a CPU, a package that follows its rules."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from lightrft.strategy.sglang_utils.sglang_engine import SGLangEngine
+from tests import tiny_models
+from tests.strategy.engine_conformance import Reference
+from tests.tiny_models import random_model
+
+FAKE = Path(__file__).parent / "fake"
+IS_REAL = torch.cuda.is_available() and importlib.util.find_spec("sglang") is not None
+MAX_MODEL_LEN = 384
+SIZES = {"hidden_size": 256, "intermediate_size": 96, "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": None}
+"""SGLang's rotary kernel takes heads of 64 numbers or more."""
+
+
+def use_fake() -> None:
+    """From now on `import sglang` finds the package of the tests in processes that this one starts."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if not IS_REAL and str(FAKE) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(FAKE), str(FAKE.parents[2]), *filter(None, paths)])
+        # Memory of a CPU travels by its name, as that of a GPU does, and not by a descriptor of this process.
+        torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+def wide_qwen2(**changes: object) -> PreTrainedModel:
+    return _lively(random_model(tiny_models.qwen2(**SIZES | changes)))
+
+
+def wide_llama(**changes: object) -> PreTrainedModel:
+    return _lively(random_model(tiny_models.llama(**SIZES | changes)))
+
+
+def _lively(model: PreTrainedModel) -> PreTrainedModel:
+    """Wider layers need larger weights for choices that are not all the same; biases start at 0."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(2)
+            elif name.endswith("bias"):
+                parameter.normal_()
+    return model
+
+
+def engine_of(
+    ref: Reference, *, sleep_level: int | None = 2, takes_stop_strings: bool = True, **options
+) -> SGLangEngine:
+    use_fake()
+    # Its attention kernel for fp32 would compute in tf32.
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    return SGLangEngine(
+        str(ref.folder),
+        device=torch.device("cuda", 0) if IS_REAL else torch.device("cpu"),
+        mem_util=0.1,
+        max_model_len=MAX_MODEL_LEN,
+        sleep_level=sleep_level,
+        tokenizer=ref.tokenizer if takes_stop_strings else None,
+        enforce_eager=True,
+        **{"dtype": torch.float32} | options,
+    )

@@ -1,0 +1,129 @@
+"""Weights from a rank to a shard, over a socket and a staging buffer, on a small model with loaders like SGLang's."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightrft.strategy.sglang_utils import channel as channel_module
+from lightrft.strategy.sglang_utils.channel import ShardChannel, layouts, staging_size
+from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Measure, serve
+from lightrft.types import WeightSpec
+from tests.strategy.test_weight_loading import SPECS, WEIGHTS, DeafModel, FusedModel
+
+CPU = torch.device("cpu")
+BUCKET = list(WEIGHTS.items())
+SMALLEST = staging_size(SPECS, 0)
+
+
+@pytest.fixture(autouse=True)
+def memory_travels_by_its_name() -> Iterator[None]:
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    yield
+    torch.multiprocessing.set_sharing_strategy(before)
+
+
+def served(model: FusedModel, folder: Path, staging_bytes: int = SMALLEST) -> tuple[ShardChannel, threading.Thread]:
+    """A rank's end, open, and the thread that stands for the scheduler."""
+    channel = ShardChannel(folder / "shard", CPU, staging_bytes)
+    scheduler = threading.Thread(target=serve, args=(model, [(channel.address, torch.empty(0))]))
+    scheduler.start()
+    channel.accept()
+    return channel, scheduler
+
+
+@pytest.mark.parametrize("staging_bytes", [SMALLEST, 4 * SMALLEST])
+def test_weights_arrive_and_those_that_differ_are_named(tmp_path: Path, staging_bytes: int) -> None:
+    """WGT-01, whether the staging buffer holds one of them or all."""
+    model = FusedModel()
+    channel, scheduler = served(model, tmp_path, staging_bytes)
+    channel.load(BUCKET)
+    assert model.qk.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]] and model.norm.tolist() == [1, 0]
+    assert channel.verify(BUCKET) == []
+    model.qk[3, 0] += 2.0**-20
+    model.norm[0] = 5.0
+    assert channel.verify(BUCKET) == ["k", "norm"]
+    channel.hang_up()
+    scheduler.join(10)
+    assert not scheduler.is_alive()
+
+
+def test_the_sender_may_change_its_weights_once_they_are_loaded(tmp_path: Path) -> None:
+    model = FusedModel()
+    channel, scheduler = served(model, tmp_path)
+    weight = torch.ones(2, 2)
+    channel.load([("q", weight)])
+    weight.zero_()
+    channel.load([("k", weight)])
+    assert model.qk.tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
+    channel.hang_up()
+    scheduler.join(10)
+
+
+def test_an_error_of_the_loaders_is_the_rank_s_and_the_scheduler_lives_on(tmp_path: Path) -> None:
+    """SGLang's own would end it."""
+    model = FusedModel()
+    channel, scheduler = served(model, tmp_path)
+    with pytest.raises(RuntimeError, match=r"could not take weights:(.|\n)*KeyError: 'v'"):
+        channel.load([("v", torch.ones(2))])
+    channel.load(BUCKET)
+    assert channel.verify(BUCKET) == []
+    channel.hang_up()
+    scheduler.join(10)
+
+
+def test_a_model_of_other_weights_is_refused_by_name(tmp_path: Path) -> None:
+    """WGT-01."""
+    channel, scheduler = served(FusedModel(), tmp_path)
+    channel.check_sharing()
+    channel.ask(CheckOneToOne(SPECS))
+    # 4 x 2, 4 x 2 and 2 numbers of 4 bytes.
+    assert channel.ask(Measure()) == 72
+    channel.hang_up()
+    scheduler.join(10)
+    (tmp_path / "other").mkdir()
+    channel, scheduler = served(DeafModel(), tmp_path / "other")
+    with pytest.raises(NotImplementedError, match=r"SGLang's model must have the weights.*k reaches no parameter"):
+        channel.ask(CheckOneToOne(SPECS))
+    channel.hang_up()
+    scheduler.join(10)
+
+
+def test_a_round_after_a_round_calls_again(tmp_path: Path) -> None:
+    model = FusedModel()
+    channel, scheduler = served(model, tmp_path)
+    channel.hang_up()
+    assert not channel.is_open
+    scheduler.join(10)
+    scheduler = threading.Thread(target=serve, args=(model, [(channel.address, torch.empty(0))]))
+    scheduler.start()
+    channel.accept()
+    channel.load(BUCKET)
+    assert channel.verify(BUCKET) == []
+    channel.hang_up()
+    scheduler.join(10)
+
+
+def test_a_scheduler_that_does_not_call_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "ACCEPT_SECONDS", 0.1)
+    channel = ShardChannel(tmp_path / "shard", CPU, 256)
+    with pytest.raises(RuntimeError, match=r"not opened its weights within 0\.1 s"):
+        channel.accept()
+
+
+def test_a_staging_buffer_is_a_quarter_of_a_bucket_or_the_largest_weight() -> None:
+    """MEM-04. 300 bytes take two lines of 256."""
+    specs = [WeightSpec("a", (300,), torch.uint8), WeightSpec("b", (10,), torch.uint8)]
+    assert staging_size(specs, 4096) == 1024
+    assert staging_size(specs, 1024) == 512
+
+
+def test_weights_lie_in_lines_and_in_runs_that_fit() -> None:
+    """Of 512 bytes: 256 + 256, then 260 alone, then 4."""
+    sizes = {"a": 256, "b": 1, "c": 260, "d": 4}
+    bucket = [(name, torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items()]
+    runs = [[(weight.spec.name, weight.offset) for weight in run] for run in layouts(bucket, 512)]
+    assert runs == [[("a", 0), ("b", 256)], [("c", 0)], [("d", 0)]]
