@@ -54,7 +54,7 @@ def main(module: str, measure: Callable[[Case, argparse.Namespace], Row], add_fl
     parser.add_argument("--nproc_per_node", type=int, default=1)
     parser.add_argument("--engine_mem_util", type=float, default=0.4)
     parser.add_argument("--engine_tp_size", type=int, default=1)
-    parser.add_argument("--enforce_eager", action="store_true", help="vLLM without CUDA graphs, which starts faster")
+    parser.add_argument("--enforce_eager", action="store_true", help="without CUDA graphs, which starts faster")
     parser.add_argument("--fp32", action="store_true", help="instead of bf16 over fp32 master weights")
     parser.add_argument("--case_seconds", type=float, default=600.0, help="a case that takes longer is ended")
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)

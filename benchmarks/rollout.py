@@ -1,6 +1,6 @@
 """Rollout: tokens per second through the strategy against the engine alone, and how far its log-probs are from HF's.
 
-    python -m benchmarks.rollout --engine_types vllm --sizes 0.5b 7b
+    python -m benchmarks.rollout --engine_types vllm sglang --sizes 0.5b 7b
 
 adapter is `gather_and_generate`; bare is the same engine asked by its own interface, in turns in the same process.
 mismatch is the mean absolute difference to the actor's log-probs, in nats, over --scored responses of each.
@@ -10,11 +10,13 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 
+from benchmarks import bare_sglang_calls
 from benchmarks.cases import Case, Row, Setup, main, seconds, set_up
 from lightrft.models.collate import micro_batches
 from lightrft.strategy.roles import hf_model_of
@@ -156,7 +158,27 @@ def _output(completion: Any) -> GenerationOutput:
     return GenerationOutput(list(completion.token_ids), "length", log_probs, 0)
 
 
-BARE: dict[str, Callable[[Any], Way]] = {"torch": bare_torch, "vllm": bare_vllm}
+def bare_sglang(engine: Any) -> Way:
+    """SGLang's own `generate`, in its process: samples without seeds of their own, which its own sampler draws."""
+
+    def generate(prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds) -> tuple[int, list[int]]:
+        """Where this rank's part of the results begins, and how many each of its prompts has."""
+        own = [prompt.engine_prompt_ids for prompt, keys in zip(prompts, seeds, strict=True) for _ in keys]
+        gathered = engine.team.gather(own)
+        sampling = {"temperature": params.temperature, "max_new_tokens": params.max_new_tokens, "ignore_eos": True}
+        engine.team.led(lambda: engine.host.call(bare_sglang_calls.draw, list(chain(*gathered)), sampling))
+        before = gathered[: dist.get_rank() % len(gathered)]
+        return sum(len(part) for part in before), [len(keys) for keys in seeds]
+
+    def outputs(part: tuple[int, list[int]]) -> list[list[GenerationOutput]]:
+        start, counts = part
+        results = iter(engine.team.led(lambda: engine.host.call(bare_sglang_calls.drawn))[start:])
+        return [[GenerationOutput(*next(results), weight_version=0) for _ in range(count)] for count in counts]
+
+    return Way(generate, outputs)
+
+
+BARE: dict[str, Callable[[Any], Way]] = {"torch": bare_torch, "vllm": bare_vllm, "sglang": bare_sglang}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Weight sync: seconds, bytes and memory from the actor's shards to an engine that holds them, and of its sleep.
 
-    python -m benchmarks.weight_sync --backends fsdp2 zero3 --engine_types vllm --sizes 0.5b 7b
+    python -m benchmarks.weight_sync --backends fsdp2 zero3 --engine_types vllm sglang --sizes 0.5b 7b
 
 gather is the actor's part alone; sync is all of it, by --weight_check; the median of --repeats counts.
 """

@@ -12,15 +12,23 @@ from examples.gsm8k_geo3k.data_preprocess.gsm8k import INSTRUCTION, main, prompt
 from lightrft.config import Config, check_config, parse_config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gsm8k_geo3k"
+BOXED = "\\boxed{number}"
 ANSWER = "He has 3*400=<<3*400=1200>>1200.\nThat is 1200+34=<<1200+34=1234>>1234.\n#### 1,234"
 
 
 def test_a_row_of_gsm8k_becomes_messages_a_number_and_its_solution():
     assert prompt_row("How many? ", ANSWER) == {
-        "prompt": [{"role": "user", "content": f"How many?\n\n{INSTRUCTION}"}],
+        "prompt": [{"role": "user", "content": f"How many?\n\n{INSTRUCTION.format(BOXED)}"}],
         "label": "1234",
         "reference": "He has 3*400=1200.\nThat is 1200+34=1234.",
+        "completion": "He has 3*400=1200.\nThat is 1200+34=1234.\n\\boxed{1234}",
     }
+
+
+def test_a_prompt_that_asks_for_hashes_has_a_worked_answer_that_ends_in_them():
+    row = prompt_row("How many?", ANSWER, "hashes")
+    assert row["prompt"][0]["content"].endswith("and end with the answer alone, as #### number.")
+    assert row["completion"].endswith("That is 1200+34=1234.\n#### 1234")
 
 
 @pytest.mark.parametrize("number", ["-5", "0.25", "1,234,567"])

@@ -18,7 +18,7 @@ from examples.smollm2.report import describe
 from examples.smollm2.reward import tagged_answer
 from lightrft.config import check_config, parse_config
 from lightrft.datasets.prompts import load_prompts
-from lightrft.trainer.setup import load_reward
+from lightrft.rewards.functions import resolve_reward
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples/smollm2/smollm2.yaml"
@@ -86,7 +86,7 @@ def test_the_settings_hold_for_two_ranks_and_name_the_files_that_are_made(tmp_pa
     config = parse_config(["--config", str(CONFIG), *data_flags(tmp_path / "data")])
     example.prepare(tmp_path / "data")
     check_config(config, world_size=2)
-    assert load_reward(config.reward.reward_fn).function("<answer>13</answer>", "13", "stop")["score"] == 1.0
+    assert resolve_reward(config.reward.reward_fn).function("<answer>13</answer>", "13", "stop")["score"] == 1.0
     makefile = (ROOT / "Makefile").read_text()
     assert "examples/smollm2/prepare.py --output runs/smollm2-data\n" in makefile
     flags = yaml.safe_load(CONFIG.read_text())

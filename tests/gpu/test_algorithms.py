@@ -1,6 +1,7 @@
 """Families of algorithms on a GPU, in bf16, with the torch engine and vLLM."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -58,7 +59,9 @@ def test_three_steps_train_on_the_engines_samples(folder: Path, tmp_path: Path, 
     flags += ["--reward_fn", f"{folder / 'reward.py'}:is_odd"]
     flags += ["--teacher_pretrain", str(folder / "teacher")] if family == "distillation" else []
     flags = [flag for flag in flags if engine == "vllm" or flag != "--enforce_eager"]
-    ended = torchrun(TRAIN, *flags, launch=("--standalone", "--nproc_per_node=1"), timeout=300)
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    env = {"CUDA_VISIBLE_DEVICES": device}
+    ended = torchrun(TRAIN, *flags, env=env, launch=("--standalone", "--nproc_per_node=1"), timeout=300)
     assert ended.returncode == 0 and ended.left == [], ended.output[-8000:]
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][1:]
     assert len(steps) == 3

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("engine", ["torch", "vllm"])
+@pytest.mark.parametrize("engine", ["torch", "vllm", "sglang"])
 def test_twenty_steps_keep_the_engine_at_the_actors_log_probs(folder: Path, tmp_path: Path, backend: str, engine: str):
     """Weights are verified at each sync (--weight_check full); in bf16 the mismatch stays at 0.02 or below."""
-    if engine != "torch":
-        pytest.importorskip(engine)
+    if engine != "torch" and find_spec(engine) is None:
+        pytest.skip(f"needs {engine}")
     flags = [
         *FLAGS,
         *BACKENDS[backend],

@@ -1,0 +1,15 @@
+"""Trains a model that hears: `torchrun --nproc_per_node 8 examples/audio_qa/train.py ...`; see README.md."""
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from lightrft.config import parse_config
+from lightrft.trainer import build_trainer
+
+
+@record
+def main() -> None:
+    build_trainer(parse_config()).fit()
+
+
+if __name__ == "__main__":
+    main()
