@@ -56,7 +56,7 @@ async def read_inputs(request: Request, served: Served, max_body_bytes: int) -> 
     try:
         inputs = inputs_of(parsed(body))
         for sample in inputs:
-            served.check(sample)
+            served.check_row(sample)
     except ValueError as error:
         raise HTTPException(422, str(error)) from error
     return inputs

@@ -19,10 +19,6 @@ class Served(RewardSource, Protocol):
     rows_of_round: int
     """Responses that it is given at a time, unless one request alone has more."""
 
-    def check(self, sample: RewardInput) -> None:
-        """Raises ValueError for a row that lacks what the request should have brought."""
-        ...
-
     def close(self) -> None: ...
 
 

@@ -35,7 +35,7 @@ class ServedFunction:
         self._grading = Grading(self._plan, pool, timeout_seconds)
         self.rows_of_round = ROWS_TOGETHER if pool is None else ROWS_OF_WORKER * num_workers
 
-    def check(self, sample: RewardInput) -> None:
+    def check_row(self, sample: RewardInput) -> None:
         """Raises ValueError where a parameter has no column."""
         self._plan.check_row(sample)
 

@@ -40,7 +40,7 @@ class ServedModel:
         model.load_state_dict(weights)
         self.model = RewardModel(model.eval().requires_grad_(False))
 
-    def check(self, sample: RewardInput) -> None:
+    def check_row(self, sample: RewardInput) -> None:
         """Raises ValueError for messages that the chat template does not take."""
         self._text(sample)
 

@@ -32,6 +32,7 @@ from lightrft.config.cli import parse_flags
 from lightrft.config.kinds import kind_errors
 
 DESCRIPTION = "LightRFT trains a reward model from pairs of a better and a worse answer."
+DEFAULT_MARGIN_KEY = "margin"
 OFF_OR_AT_LEAST_1 = RANGES["eval_steps"]
 PAIR_RANGES = RANGES | {
     "learning_rate": ABOVE_0,
@@ -73,7 +74,7 @@ class PairDataConfig:
     """Column of the better answer, a text."""
     rejected_key: str = "rejected"
     """Column of the worse answer, a text."""
-    margin_key: str = "margin"
+    margin_key: str = DEFAULT_MARGIN_KEY
     """Column of the difference that the two scores are to exceed; 0 where a row has none."""
     apply_chat_template: bool = False
     """Write prompt and answer with the tokenizer's chat template; a text becomes one message of the user."""

@@ -9,7 +9,7 @@ from typing import Any, overload
 from transformers import PreTrainedTokenizerBase
 
 from lightrft.config import DataConfig
-from lightrft.config.preference import PairDataConfig
+from lightrft.config.preference import DEFAULT_MARGIN_KEY, PairDataConfig
 from lightrft.config.sources import source_names
 from lightrft.datasets.prompt_ids import tokenize
 from lightrft.datasets.prompt_text import Render, prompt_renderer
@@ -108,6 +108,10 @@ def _source_pairs(
     if not source.rows:
         raise ValueError(f"A source of pairs must have rows: {source.name} has none. Change the source.")
     texts = [_read(source, row, value, render, tokenizer, data) for row, value in source.rows]
+    if data.margin_key != DEFAULT_MARGIN_KEY and not any(data.margin_key in value for _, value in source.rows):
+        raise ValueError(
+            f"margin_key must be a column: no row of {source.name} has {data.margin_key!r}. Correct --margin_key."
+        )
     differing = [text for text in texts if text.chosen != text.rejected]
     chosen = tokenize([text.chosen for text in differing], tokenizer)
     rejected = tokenize([text.rejected for text in differing], tokenizer)

@@ -28,6 +28,8 @@ from lightrft.rewards.records import Ungradable
 RUNNER = Path(__file__).with_name("code_runner.py")
 FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n`]*\n?", re.MULTILINE)
 PYTHON = frozenset(("python", "python3", "py"))
+CODE_SECONDS = 10.0
+"""For a program's tests together, unless the recipe says otherwise."""
 MAX_OUTPUT_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
 MIB = 2**20
@@ -46,7 +48,7 @@ def run_code(
     gold: Any = None,
     tests: Any = None,
     all_or_nothing: bool = False,
-    seconds: float = 10.0,
+    seconds: float = CODE_SECONDS,
     memory_mib: int = 1024,
     processes: int = 0,
 ) -> float:

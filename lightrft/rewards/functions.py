@@ -87,7 +87,7 @@ class RewardFunction:
         results = self._call_batch(inputs, runner) if self.is_batch else self._call_singles(inputs, runner)
         return [self._grade(result, sample.row) for result, sample in zip(results, inputs, strict=True)]
 
-    def check_columns(self, sample: RewardInput) -> None:
+    def check_row(self, sample: RewardInput) -> None:
         """Raises ValueError where a required parameter has no column in the sample's row."""
         columns = _columns(sample)
         self._accepted(_plural_names(columns) if self.is_batch else columns, sample.row)

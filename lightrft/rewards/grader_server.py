@@ -9,7 +9,6 @@ import ctypes
 import os
 import pickle
 import resource
-import select
 import signal
 import socket
 import struct
@@ -17,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def serve(fd: int, has_rules: bool) -> None:
         children: set[int] = set()
         try:
             while os.getppid() == parent:
-                if select.select([control], [], [], LOOK_SECONDS)[0] and not _answer(control, children):
+                if wait([control], LOOK_SECONDS) and not _answer(control, children):
                     return
         finally:
             for pid in children:

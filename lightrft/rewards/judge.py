@@ -66,6 +66,9 @@ class JudgeSource:
         self.pattern = re.compile(pattern)
         self.low, self.high = score_range
 
+    def check_row(self, sample: RewardInput) -> None:
+        self._body(sample)
+
     def grade(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Grade]:
         """One grade for each input, in order. A judge that writes no score has failed, and not the response."""
 

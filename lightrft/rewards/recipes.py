@@ -7,6 +7,7 @@ from lightrft.config.arguments import RewardConfig
 from lightrft.config.functions import is_function_spec, module_errors
 from lightrft.config.recipes import Part, Recipes, read_recipes, sum_of
 from lightrft.rewards.builtin import REWARDS
+from lightrft.rewards.code import CODE_SECONDS
 from lightrft.rewards.functions import BUILT_IN, RewardFunction, resolve_reward
 from lightrft.rewards.grader_server import GraderSpec
 from lightrft.rewards.records import RESERVED_COMPONENTS, RewardInput, RewardSource
@@ -37,14 +38,15 @@ class RewardPlan:
         return next((part.component for part in parts if part.is_whole and part.key in self.functions), None)
 
     def check_row(self, sample: RewardInput) -> None:
-        """Raises ValueError where the row's label has no recipe, or a function's required parameter no column."""
+        """Raises ValueError where the row's label has no recipe, or a function or service cannot take its columns."""
         try:
             recipe = self.recipes.of(sample.label)
         except ValueError as error:
             raise ValueError(f"row {sample.row}: {error}") from error
         for part in recipe:
-            if part.key in self.functions:
-                self.functions[part.key].check_columns(sample)
+            source = self.functions.get(part.key) or self.services.get(part.key)
+            if source is not None:
+                source.check_row(sample)
 
 
 def plan_rewards(
@@ -137,8 +139,19 @@ def _function(
             f"A function of yours is module:function.{_missing_flag(part.component)}"
         )
     check_rule_options(part.component, part.options)
+    if part.component == "code":
+        _check_code_seconds(part.options.get("seconds", CODE_SECONDS), options.reward_timeout_seconds)
     with module_errors(flag, part.component):
         return resolve_reward(part.component, part.options, flag)
+
+
+def _check_code_seconds(seconds: float, timeout_seconds: float) -> None:
+    # The grader's own limit would end a slow program as ungradable, where the rule's makes it wrong.
+    if seconds >= timeout_seconds:
+        raise ValueError(
+            f"code's seconds must be below reward_timeout_seconds: {seconds:g} and {timeout_seconds:g}. Lower the "
+            "rule's, or raise --reward_timeout_seconds."
+        )
 
 
 def _missing_flag(component: str) -> str:

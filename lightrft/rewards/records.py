@@ -100,6 +100,10 @@ class RewardSource(Protocol):
 
     name: str
 
+    def check_row(self, sample: RewardInput) -> None:
+        """Raises ValueError where the row lacks what grading it takes; its response is not looked at."""
+        ...
+
     def grade(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Grade]:
         """One grade for each input, in order.
 

@@ -31,6 +31,9 @@ class RemoteRewardSource:
         self.service = service
         self.batch_size = batch_size
 
+    def check_row(self, sample: RewardInput) -> None:
+        body_of([sample])
+
     def grade(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Grade]:
         """One grade for each input, in order; what the servers did not give is an error with the URL.
 

@@ -119,6 +119,8 @@ class RewardComputationEngine:
             raise RewardError(fault_report(errors, len(samples), SHOWN_FAULTS))
         if errors:
             logger.warning("left out: %s", fault_report(errors, len(samples), 1))
+        elif outputs and all(output.score is None for output in outputs):
+            logger.warning("the reward is None for all %d responses of a rank: nothing is learned", len(samples))
 
 
 def reward_input(

@@ -1,10 +1,10 @@
 """Stop signals: SIGINT and SIGTERM ask a run to end after its step; a second one ends the process at once."""
 
 import os
-import select
 import signal
 import threading
 import time
+from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Self
 
@@ -62,7 +62,7 @@ class StopSignals:
         first = 0.0
         agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         while True:
-            ready, _, _ = select.select([self._read_end], [], [], _POLL_SECONDS if first else None)
+            ready = wait([self._read_end], _POLL_SECONDS if first else None)
             numbers = os.read(self._read_end, 64) if ready else b""
             if 0 in numbers:
                 return

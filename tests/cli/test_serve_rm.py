@@ -88,7 +88,7 @@ class Recorder:
         self.seconds = seconds
         self.rounds: list[list[str]] = []
 
-    def check(self, sample: RewardInput) -> None:
+    def check_row(self, sample: RewardInput) -> None:
         if sample.label == "none":
             raise ValueError("label must be there.")
 

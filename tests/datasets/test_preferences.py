@@ -56,6 +56,12 @@ def test_a_margin_is_a_number_or_absent(tmp_path, margin, expected):
     assert load(tmp_path, [pair(margin=margin), pair()])[0].margin == expected
 
 
+def test_a_margin_key_that_no_row_has_is_refused(tmp_path):
+    assert load(tmp_path, [pair(gap=2), pair()], margin_key="gap")[0].margin == 2.0
+    with pytest.raises(ValueError, match=r"margin_key must be a column: no row of .* has 'gap'"):
+        load(tmp_path, [pair(margin=2)], margin_key="gap")
+
+
 def test_pairs_of_equal_answers_and_those_that_are_too_long_are_left_out_and_counted(tmp_path):
     """`1+1=` and an answer are 4 + 1 tokens; with 13 characters in either answer 17 > 16."""
     rows = [pair(), pair(rejected="2"), pair(rejected="3" * 13), pair(chosen="2" * 13), pair(rejected="3" * 12)]

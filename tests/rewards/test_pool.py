@@ -47,7 +47,9 @@ def f(response, label=None, factor=1, path=None):
                 file.write(str(child.pid))
             time.sleep(600)
         case "fork": os.fork()
-        case "orphan": os.kill(os.getppid(), 9)
+        case "orphan":
+            os.kill(os.getppid(), 9)
+            time.sleep(600)
         case "pid": return os.getpid()
         case "meet":
             open(os.path.join(path, str(os.getpid())), "w").close()

@@ -23,6 +23,10 @@ def needs(response, answer): return 0.0
 class Service:
     name = "judge"
 
+    def check_row(self, sample: RewardInput) -> None:
+        if sample.label == "unsendable":
+            raise ValueError("label must have a form in JSON")
+
     def grade(self, inputs: list[RewardInput], runner: asyncio.Runner) -> list[Grade]:
         return [Grade(1.0) for _ in inputs]
 
@@ -73,6 +77,21 @@ def test_each_component_is_graded_by_what_has_its_name():
     parts = {part.name: part.key for part in found.recipes.of("a")}
     assert [*found.services] == [parts["judge"]] and found.models == {parts["helpful"]: "helpful"}
     assert [*found.functions] == [parts["exact_match"]]
+
+
+def test_a_row_that_a_service_cannot_be_sent_is_found_at_the_start():
+    judged = plan('{"*": {judge: 1}}', services=[Service()])
+    judged.check_row(RewardInput("p", "", "1", None, {}, row=0, finish_reason="stop"))
+    with pytest.raises(ValueError, match="label must have a form"):
+        judged.check_row(RewardInput("p", "", "unsendable", None, {}, row=0, finish_reason="stop"))
+
+
+@pytest.mark.parametrize(("options", "limit"), [("{}", 10.0), ("{seconds: 40}", 30.0)])
+def test_a_program_must_have_less_time_than_its_grader(options, limit):
+    settings = RewardConfig(reward_recipe=f"{{x: {{code: {options}}}}}", reward_timeout_seconds=limit)
+    with pytest.raises(ValueError, match="code's seconds must be below reward_timeout_seconds"):
+        plan_rewards(settings)
+    plan_rewards(RewardConfig(reward_recipe=f"{{x: {{code: {options}}}}}", reward_timeout_seconds=60.0))
 
 
 def test_an_unknown_component_is_an_error_with_the_known_ones():

@@ -39,9 +39,7 @@ def test_a_quantised_model_is_refused(loaded: LoadedConfig) -> None:
 @pytest.mark.parametrize("engine_type", ["vllm", "sglang"])
 def test_a_model_that_takes_media_is_for_the_torch_engine(engine_type: str) -> None:
     loaded = LoadedConfig("model", tiny_media_models.config("qwen2_5_vl"), "padded", "sdpa")
-    with pytest.raises(
-        NotImplementedError, match=rf"qwen2_5_vl, engine_type={engine_type}\. Set --engine_type torch"
-    ):
+    with pytest.raises(NotImplementedError, match=rf"qwen2_5_vl, engine_type={engine_type}\. Set --engine_type torch"):
         check_engine(config(engine_type=engine_type), loaded)
     check_engine(config(engine_type="torch"), loaded)
 

@@ -242,6 +242,8 @@ class Meeting:
         self.name = name
         self.all_asked = all_asked
 
+    def check_row(self, sample: RewardInput) -> None: ...
+
     def grade(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Grade]:
         self.all_asked.wait(30)
         return [Grade(float(len(sample.response))) for sample in inputs]

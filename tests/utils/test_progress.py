@@ -156,9 +156,8 @@ def test_durations_have_hours_from_an_hour_on():
     assert [duration(seconds) for seconds in (0, 61, 3599, 4000)] == ["0:00", "1:01", "59:59", "1:06:40"]
 
 
-def test_another_course_than_the_rewards_has_its_own_name(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("lightrft"), "propagate", True)
-    caplog.set_level(logging.INFO, "lightrft")
+def test_another_course_than_the_rewards_has_its_own_name(caplog):
+    caplog.set_level(logging.INFO, logger="lightrft")
     display = ProgressDisplay(1, enabled=True, console=plain(), course=("train/accuracy", "pairs right"))
     with display:
         display.step(1, {"train/accuracy": 0.75, "train/loss": 0.5, "time/step": 1.0})
