@@ -64,7 +64,7 @@ reward-model: .venv/installed
 	@$(BIN)/python examples/reward_model/report.py runs/tone-reward runs/tone-policy
 
 test: .venv/installed-dev
-	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=1800 $(ARGS)
+	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=3000 $(ARGS)
 
 test-vllm: .venv-vllm/installed
 	$(CPU) $(VLLM)/python -m pytest tests/vllm --timeout=600 $(ARGS)
