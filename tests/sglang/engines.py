@@ -21,11 +21,14 @@ SIZES = {"hidden_size": 256, "intermediate_size": 96, "max_position_embeddings":
 
 def use_fake() -> None:
     """From now on `import sglang` finds the package of the tests in processes that this one starts."""
+    if IS_REAL:
+        return
+    # Memory of a CPU travels by its name, as that of a GPU does, and not by a descriptor of this process. A rank has
+    # the path from the process that started it, and must be told this all the same.
+    torch.multiprocessing.set_sharing_strategy("file_system")
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if not IS_REAL and str(FAKE) not in paths:
+    if str(FAKE) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(FAKE), str(FAKE.parents[2]), *filter(None, paths)])
-        # Memory of a CPU travels by its name, as that of a GPU does, and not by a descriptor of this process.
-        torch.multiprocessing.set_sharing_strategy("file_system")
 
 
 def wide_qwen2(**changes: object) -> PreTrainedModel:

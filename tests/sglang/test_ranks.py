@@ -104,8 +104,6 @@ def check_a_layout(folder: str, tp_size: int) -> dict[str, Any]:
     return found
 
 
-# Not among the others: behind them in one session, what the stand-in shares through torch is refused for its key.
-@pytest.mark.slow
 @pytest.mark.parametrize("tp_size", [1, 2])
 def test_two_ranks_share_an_engine_or_have_one_each(folder: Path, tp_size: int) -> None:
     """DIST-06, WGT-01: every rank checks the shard on its own device. One start for everything."""
