@@ -64,8 +64,6 @@ class StopSignals:
         while True:
             ready = wait([self._read_end], _POLL_SECONDS if first else None)
             numbers = os.read(self._read_end, 64) if ready else b""
-            if 0 in numbers:
-                return
             for number in (n for n in numbers if n in SIGNALS):
                 if not first:
                     first = time.monotonic()
@@ -73,6 +71,9 @@ class StopSignals:
                     logger.warning("%s: the run ends after this step; a second signal ends it now", _name(number))
                 elif time.monotonic() - first > SAME_SECONDS:
                     _end(f"a second {_name(number)}", number)
+            # Behind the signals: one may have come right before the context was left.
+            if 0 in numbers:
+                return
             if first and agent is not None and os.getppid() != agent:
                 _end("torchrun has gone", self.received)
 

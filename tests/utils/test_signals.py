@@ -1,11 +1,14 @@
-"""Stop signals, in processes of their own."""
+"""Stop signals, most in processes of their own."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+
+from lightrft.utils.signals import StopSignals
 
 PROGRAM = """
 import ctypes, os, signal, sys, time
@@ -53,6 +56,14 @@ def test_a_first_signal_is_noted_and_nothing_ends(start, number):
     assert out == f"noted {number.value}\nleft True\n"
     assert f"{number.name}: the run ends after this step" in err
     assert process.returncode == 0
+
+
+def test_a_signal_right_before_the_end_is_told_too(caplog):
+    for _ in range(30):
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == signal.SIGTERM
+    assert [record.getMessage()[:8] for record in caplog.records] == ["SIGTERM:"] * 30
 
 
 def test_a_second_signal_ends_a_process_that_hangs_in_c(start):
