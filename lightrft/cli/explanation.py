@@ -7,8 +7,9 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from lightrft.cli.model_size import ModelSize
 from lightrft.cli.planner import plan_memory
+from lightrft.cli.role_sizes import device_bytes, frozen_size, model_sizes, reward_sizes
+from lightrft.cli.words import millions, name, on_each_rank, per_rank, ranks, size
 from lightrft.config import Config, RewardConfig, check_config
 from lightrft.config.checks import range_errors
 from lightrft.datasets.prompts import PromptDataset
@@ -25,28 +26,20 @@ from lightrft.models.loading import (
 from lightrft.models.lora import adapter_tensors
 from lightrft.strategy.roles import stored_dtype
 from lightrft.strategy.strategy import get_strategy
-from lightrft.strategy.utils.distributed_util import local_share
 from lightrft.strategy.utils.optimization import warmup_steps
+from lightrft.trainer.data_setup import make_sampler, pretraining_texts, training_prompts
 from lightrft.trainer.functions import load_estimator, load_policy_loss
 from lightrft.trainer.local_rewards import LoadedRewardModel, load_reward_models
 from lightrft.trainer.media_setup import media_loader
 from lightrft.trainer.reward_setup import load_rewards
 from lightrft.trainer.roles import optimizer_steps, updates_per_epoch
-from lightrft.trainer.setup import (
-    check_freezing,
-    load_teacher,
-    make_sampler,
-    pretraining_texts,
-    steps_of_run,
-    training_prompts,
-)
+from lightrft.trainer.setup import check_freezing, load_teacher, steps_of_run
 
 ADAM_BYTES = 8
 """Of a parameter: two moments in fp32."""
 SHOWN_SHARE = 0.02
 """Of a phase's peak: smaller parts are not named."""
 SHOWN_FLAGS = 3
-UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 T = TypeVar("T")
 
@@ -383,63 +376,3 @@ def memory_lines(
         text = ", ".join(f"{owner} {size(held)}" for owner, held in parts if held >= SHOWN_SHARE * peak.total)
         lower = ", ".join(f"{flag} (-{size(saved)})" for flag, saved in list(peak.savings.items())[:SHOWN_FLAGS])
         yield Line(peak.phase, size(peak.total), text + (f"; less with {lower}" if lower else ""))
-
-
-def model_sizes(config: Config, actor: LoadedConfig, critic: LoadedConfig) -> tuple[ModelSize, ModelSize | None]:
-    """Of the actor, and of the critic where there is one."""
-    learned = None
-    if config.model.trains_adapter:
-        learned = sum(tensor.numel() for _, tensor in adapter_tensors(empty_model(actor, "causal_lm", torch.float32)))
-    plain = empty_model(replace(actor, adapter=None), "causal_lm", torch.float32)
-    of_actor = ModelSize.of(plain, has_lm_head=True, learned=learned)
-    if not config.algorithm.trains_critic:
-        return of_actor, None
-    return of_actor, ModelSize.of(empty_model(critic, "trunk", torch.float32), has_lm_head=False)
-
-
-def frozen_size(loaded: LoadedConfig) -> ModelSize:
-    return ModelSize.of(empty_model(loaded, "causal_lm", torch.float32), has_lm_head=True)
-
-
-def reward_sizes(models: Sequence[LoadedRewardModel]) -> dict[str, ModelSize]:
-    return {
-        loaded.name: ModelSize.of(empty_model(loaded.model, "classifier", torch.float32), has_lm_head=False)
-        for loaded in models
-    }
-
-
-def device_bytes() -> int | None:
-    """Memory of this machine's first GPU, or None where it has none."""
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-
-
-# Words
-
-
-def ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count:,} ranks"
-
-
-def on_each_rank(count: int, world_size: int) -> str:
-    most, fewest = (len(local_share(count, rank, world_size)) for rank in (0, world_size - 1))
-    return f"{most:,} on each rank" if most == fewest else f"{fewest:,} or {most:,} on each rank"
-
-
-def per_rank(count: int | None, bytes_each: int, shards: int) -> str:
-    return "unknown size" if count is None else f"{size(count * bytes_each / shards)} a rank"
-
-
-def size(num_bytes: float) -> str:
-    """`1.5 GiB`"""
-    unit, divisor = next((u for u in UNITS if num_bytes >= u[1]), ("bytes", 1))
-    return f"{num_bytes / divisor:,.1f} {unit}" if divisor > 1 else f"{num_bytes:,.0f} bytes"
-
-
-def millions(count: int | None) -> str:
-    if count is None:
-        return "unknown"
-    return f"{count / 1e9:,.2f} B" if count >= 1e9 else f"{count / 1e6:,.2f} M" if count >= 1e4 else f"{count:,}"
-
-
-def name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

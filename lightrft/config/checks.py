@@ -3,27 +3,22 @@
 import importlib.util
 import math
 import string
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lightrft.config.algorithm_checks import algorithm_errors
+from lightrft.config.alternatives import alternatives
 from lightrft.config.arguments import (
-    ADVANTAGE_NAMES,
-    POLICY_LOSS_NAMES,
-    REWARD_NAMES,
-    RULE_NAMES,
     Config,
     ModelConfig,
 )
 from lightrft.config.engine_checks import engine_errors
 from lightrft.config.flags import flag_values
-from lightrft.config.functions import is_function_spec
+from lightrft.config.function_checks import function_errors, reward_model_errors
 from lightrft.config.kinds import kind_errors
-from lightrft.config.recipes import read_recipes
 from lightrft.config.remote_checks import remote_reward_errors
-from lightrft.config.reward_models import reward_folders
 from lightrft.config.sources import FILE_ENDINGS, source_names, source_shares
 from lightrft.config.steps import chosen_steps
 
@@ -146,8 +141,8 @@ def check_config(
         errors += [*_rollout_groups(config, world_size, local_world_size), *_batch_arithmetic(config, world_size)]
     errors += [*engine_errors(config), *_adapter(config), *algorithm_errors(config), *strategy_errors(config)]
     errors += [*_rows(config, rows_of), *_data(config), *file_errors(config)]
-    errors += [*checkpoint_errors(config), *_evaluation(config, rows_of), *report_errors(config), *_functions(config)]
-    errors += _reward_models(config)
+    errors += [*checkpoint_errors(config), *_evaluation(config, rows_of), *report_errors(config)]
+    errors += [*function_errors(config), *reward_model_errors(config)]
     errors += remote_reward_errors(config)
     if errors:
         raise ValueError("\n".join(errors))
@@ -159,7 +154,7 @@ def tp_size_error(world_size: int, tp_size: int) -> str | None:
         return None
     return (
         f"WORLD_SIZE must be a multiple of engine_tp_size: {world_size} ranks, engine_tp_size={tp_size}. "
-        f"Set --engine_tp_size to {_alternatives(_divisors(world_size))}."
+        f"Set --engine_tp_size to {alternatives(_divisors(world_size))}."
     )
 
 
@@ -187,7 +182,7 @@ def _rollout_groups(config: Config, world_size: int, local_world_size: int | Non
         yield (
             f"A rollout group must lie inside one node, so LOCAL_WORLD_SIZE must be a multiple of engine_tp_size: "
             f"{local_world_size} of {world_size} ranks on this node, engine_tp_size={tp_size}. "
-            f"Set --engine_tp_size to {_alternatives(fitting)}."
+            f"Set --engine_tp_size to {alternatives(fitting)}."
         )
 
 
@@ -198,7 +193,7 @@ def _batch_arithmetic(config: Config, world_size: int) -> Iterator[str]:
         yield (
             f"train_batch_size must be a multiple of micro_train_batch_size x ranks: {train.train_batch_size}, "
             f"{train.micro_train_batch_size} x {world_size} ranks = {per_forward}. "
-            f"Set --train_batch_size to {_alternatives(nearest_multiples(train.train_batch_size, per_forward))}."
+            f"Set --train_batch_size to {alternatives(nearest_multiples(train.train_batch_size, per_forward))}."
         )
     num_responses = rollout.rollout_batch_size * rollout.n_samples_per_prompt
     if num_responses % train.train_batch_size:
@@ -214,11 +209,11 @@ def _rollout_remedy(config: Config, per_forward: int) -> str:
     num_prompts, num_samples = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
     batch_size = config.train.train_batch_size
     prompts = nearest_multiples(num_prompts, batch_size // math.gcd(batch_size, num_samples))
-    remedy = f"Set --rollout_batch_size to {_alternatives(prompts)}"
+    remedy = f"Set --rollout_batch_size to {alternatives(prompts)}"
     fitting = [size for size in _divisors(num_prompts * num_samples) if size % per_forward == 0]
     below = max((size for size in fitting if size < batch_size), default=None)
     above = min((size for size in fitting if size > batch_size), default=None)
-    return f"{remedy}, or --train_batch_size to {_alternatives((below, above))}" if fitting else remedy
+    return f"{remedy}, or --train_batch_size to {alternatives((below, above))}" if fitting else remedy
 
 
 def _adapter(config: Config) -> Iterator[str]:
@@ -392,73 +387,6 @@ def report_errors(config: Config) -> Iterator[str]:
             yield f"{name}: {error} Write --{name} 3,4."
 
 
-def _functions(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    yield from _rewards(config)
-    yield from _function("advantage_estimator", algorithm.advantage_estimator, "estimator", ADVANTAGE_NAMES)
-    yield from _function("policy_loss", algorithm.policy_loss, "policy loss", POLICY_LOSS_NAMES)
-
-
-def _rewards(config: Config) -> Iterator[str]:
-    """What is wrong with --reward_fn or --reward_recipe, of which components are looked for when functions are."""
-    reward = config.reward
-    if reward.reward_fn is not None:
-        yield from _function("reward_fn", reward.reward_fn, "reward", REWARD_NAMES + RULE_NAMES)
-    if reward.reward_recipe is None:
-        return
-    if reward.reward_fn is not None:
-        yield (
-            f"reward_recipe names the functions itself: reward_fn={reward.reward_fn} is set too. "
-            "Drop --reward_fn, or --reward_recipe."
-        )
-    try:
-        recipes = read_recipes(reward.reward_recipe)
-    except (ValueError, OSError) as error:
-        yield str(error)
-        return
-    for component in dict.fromkeys(part.component for part in recipes.parts().values()):
-        if is_function_spec(component):
-            yield from _function("reward_recipe", component, "component", ())
-
-
-def _function(name: str, spec: str, kind: str, known: Sequence[str]) -> Iterator[str]:
-    """What is wrong with a flag that takes a known name or a user's function."""
-    module, _, function = spec.rpartition(":")
-    if not is_function_spec(spec):
-        if spec not in known:
-            yield (
-                f"{name} must be a built-in {kind} or module:function: {name}={spec}. "
-                f"Set --{name} to {_alternatives(known)}, or to module:function."
-            )
-    elif not (module and function.isidentifier()):
-        yield (
-            f"{name} must name a module and a function: {name}={spec}. "
-            f"Set --{name} to module:function or path/to/file.py:function."
-        )
-    elif module.endswith(".py") and not Path(module).is_file():
-        yield f"{name} must name an existing file: {module} is no file. Change --{name}."
-
-
-def _reward_models(config: Config) -> Iterator[str]:
-    reward = config.reward
-    try:
-        folders = reward_folders(reward.reward_pretrain)
-    except ValueError as error:
-        yield str(error)
-        return
-    if reward.reward_residency != "all" and not folders:
-        yield (
-            f"reward_residency is about reward models: reward_residency={reward.reward_residency}, and reward_pretrain "
-            "names none. Set --reward_pretrain, or drop --reward_residency."
-        )
-
-
 def _divisors(number: int) -> list[int]:
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
-
-
-def _alternatives(choices: Iterable[object]) -> str:
-    """`1, 2 or 3`; None is no choice."""
-    *others, last = [str(choice) for choice in choices if choice is not None]
-    return f"{', '.join(others)} or {last}" if others else last

@@ -5,6 +5,7 @@ by multiprocessing's forkserver, which would run the user's training script agai
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import pickle
@@ -126,10 +127,8 @@ def _kill(pid: int) -> int:
     """Ends a child and what it has started; its exit code, or its signal's negative."""
     # It may be so young that it has no group of its own yet.
     for kill in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

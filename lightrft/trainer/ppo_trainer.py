@@ -14,6 +14,7 @@ from lightrft.config import Config
 from lightrft.strategy.utils.broadcast_utils import SyncRecord
 from lightrft.trainer.callbacks import Callback, check_callbacks
 from lightrft.trainer.checkpointing import TrainingState, flags_of, scores_of
+from lightrft.trainer.data_setup import Rows
 from lightrft.trainer.dynamic_sampling import further_rows
 from lightrft.trainer.kl_controller import make_kl_controller
 from lightrft.trainer.phases import phase_seconds
@@ -23,7 +24,6 @@ from lightrft.trainer.reward_setup import RewardCallable
 from lightrft.trainer.rollouts import NumberedPrompt
 from lightrft.trainer.setup import (
     Inputs,
-    Rows,
     assemble,
     check_inputs,
     check_same_data,

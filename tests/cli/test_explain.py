@@ -9,7 +9,8 @@ import yaml
 from transformers import Qwen2Config
 
 from lightrft.cli.explain import algorithms, main, split_world_size
-from lightrft.cli.explanation import Line, explain, size
+from lightrft.cli.explanation import Line, explain
+from lightrft.cli.words import size
 from lightrft.config import Config, dump_yaml, parse_config
 from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES, KLEstimator, RolloutCorrection
 from lightrft.config.flags import flag_values

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from lightrft.cli.explanation import model_sizes
 from lightrft.cli.model_size import ModelSize
 from lightrft.cli.planner import CONTEXT_BYTES, PhasePeak, plan_memory
+from lightrft.cli.role_sizes import model_sizes
 from lightrft.config import Config
 from lightrft.models.loading import load_config
 from lightrft.trainer import SPMDPPOTrainer

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from lightrft.cli.explanation import device_bytes, model_sizes
 from lightrft.cli.planner import plan_memory
+from lightrft.cli.role_sizes import device_bytes, model_sizes
 from lightrft.config import Config, DataConfig
 from lightrft.models.loading import load_config
 from lightrft.strategy.utils.devices import storage_bytes
