@@ -24,8 +24,9 @@ from tests import tiny_models
 from tests.distributed.torchrun import torchrun
 from tests.gpu.model import save_qwen2
 from tests.sglang.calls import wait_until_gone
-from tests.sglang.engines import MAX_MODEL_LEN, engine_of
+from tests.sglang.engines import engine_of
 from tests.strategy.engine_conformance import Reference, load
+from tests.wide_models import MAX_MODEL_LEN
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples/gsm8k_geo3k/train_colocate.py"

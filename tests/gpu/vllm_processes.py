@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from lightrft.types import PromptExample, SamplingParams
 from tests import tiny_models
 from tests.strategy.engine_conformance import Reference, load
-from tests.vllm.engines import MAX_MODEL_LEN, engine_of, start_vllm
+from tests.vllm.engines import engine_of, start_vllm
+from tests.wide_models import MAX_MODEL_LEN
 
 NUM_PROMPTS, PROMPT_LENGTH, NUM_TOKENS = 64, 64, 128
 Sampled = Sequence[tuple[list[int], list[int], Sequence[float]]]

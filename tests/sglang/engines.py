@@ -5,18 +5,13 @@ import os
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from lightrft.strategy.sglang_utils.sglang_engine import SGLangEngine
-from tests import tiny_models
 from tests.strategy.engine_conformance import Reference
-from tests.tiny_models import random_model
+from tests.wide_models import MAX_MODEL_LEN
 
 FAKE = Path(__file__).parent / "fake"
 IS_REAL = torch.cuda.is_available() and importlib.util.find_spec("sglang") is not None
-MAX_MODEL_LEN = 384
-SIZES = {"hidden_size": 256, "intermediate_size": 96, "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": None}
-"""SGLang's rotary kernel takes heads of 64 numbers or more."""
 
 
 def use_fake() -> None:
@@ -29,25 +24,6 @@ def use_fake() -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(FAKE) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(FAKE), str(FAKE.parents[2]), *filter(None, paths)])
-
-
-def wide_qwen2(**changes: object) -> PreTrainedModel:
-    return _lively(random_model(tiny_models.qwen2(**SIZES | changes)))
-
-
-def wide_llama(**changes: object) -> PreTrainedModel:
-    return _lively(random_model(tiny_models.llama(**SIZES | changes)))
-
-
-def _lively(model: PreTrainedModel) -> PreTrainedModel:
-    """Wider layers need larger weights for choices that are not all the same; biases start at 0."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(2)
-            elif name.endswith("bias"):
-                parameter.normal_()
-    return model
 
 
 def engine_of(

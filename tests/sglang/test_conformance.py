@@ -4,20 +4,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from lightrft.strategy.sglang_utils.sglang_engine import SGLangEngine
-from tests.sglang.engines import IS_REAL, MAX_MODEL_LEN, engine_of, wide_llama, wide_qwen2
+from tests.sglang.engines import IS_REAL, engine_of
 from tests.strategy.engine_conformance import (
-    GREEDY,
     SAMPLED,
-    EngineConformance,
+    CachingEngineConformance,
     Reference,
-    full_log_probs,
     ids_of,
-    load,
     prompts,
 )
+from tests.wide_models import HEADS_OF_64, MAX_MODEL_LEN, wide_llama, wide_qwen2
 
 _ENGINES: dict[tuple[type, bool], SGLangEngine] = {}
 
@@ -38,40 +35,20 @@ def shared_engine(ref: Reference) -> SGLangEngine:
     return _ENGINES[kind]
 
 
-class TestSGLangWithQwen2(EngineConformance):
+class TestSGLangWithQwen2(CachingEngineConformance):
     """Tied, with biases."""
 
     sleep_level = 2
     log_prob_tolerance = 1e-3 if IS_REAL else 1e-4
 
     def model(self, **changes):
-        return wide_qwen2(**changes)
+        return wide_qwen2(**HEADS_OF_64 | changes)
 
     def build(self, reference):
         engine = shared_engine(reference)
         engine.sleep_level = self.sleep_level
         engine.wake_up()
         return engine
-
-    def test_a_long_prompt_is_not_answered_from_the_old_weights_cache(self, engine, reference):
-        """WGT-04."""
-        [example] = batch = prompts(300)
-        engine.generate(batch, GREEDY, [[0]])
-        with torch.no_grad():
-            reference.model.get_submodule("model.layers.0.self_attn.v_proj").weight *= -1
-        weights = [(name, weight.detach()) for name, weight in reference.model.named_parameters()]
-        engine.update_weights(weights)
-        engine.engine._has_values = True
-        [[stale]] = engine.generate(batch, GREEDY, [[0]])
-        load(engine, reference.model, version=2)
-        [[output]] = engine.generate(batch, GREEDY, [[0]])
-        expected = full_log_probs(reference.model, example.prompt_ids, output.response_ids, 1.0)
-        assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=self.log_prob_tolerance)
-        assert stale.log_probs[0] != pytest.approx(output.log_probs[0], abs=1e-3), "the cache was not used"
-
-    def test_a_request_that_does_not_fit_the_engine_is_refused_with_the_numbers(self, engine):
-        with pytest.raises(ValueError, match=r"300 \+ 85 tokens, context 384"):
-            engine.generate(prompts(4, 300), replace(SAMPLED, max_new_tokens=85), [[0], [0]])
 
     def test_the_longest_request_that_fits_gets_all_its_tokens(self, engine):
         """SGLang would quietly give fewer."""
@@ -117,7 +94,7 @@ class TestSGLangWithLlama(TestSGLangWithQwen2):
     __test__ = IS_REAL
 
     def model(self, **changes):
-        return wide_llama(**changes)
+        return wide_llama(**HEADS_OF_64 | changes)
 
 
 class TestSGLangWithLlamaAtLevel1(TestSGLangWithLlama):

@@ -365,3 +365,27 @@ class EngineConformance(ABC):
             engine.generate(prompts(8), GREEDY, [[0]])
         engine.register_sync(lambda: load(engine, reference.model))
         assert engine.generate(prompts(8), GREEDY, [[0]]) == before
+
+
+class CachingEngineConformance(EngineConformance):
+    """Of engines with a prefix cache and a context of `MAX_MODEL_LEN` tokens."""
+
+    def test_a_long_prompt_is_not_answered_from_the_old_weights_cache(self, engine, reference):
+        """WGT-04. 300 tokens fill blocks of the prefix cache (128 tokens on a CPU, 16 on a GPU)."""
+        [example] = batch = prompts(300)
+        engine.generate(batch, GREEDY, [[0]])
+        with torch.no_grad():
+            reference.model.get_submodule("model.layers.0.self_attn.v_proj").weight *= -1
+        weights = [(name, weight.detach()) for name, weight in reference.model.named_parameters()]
+        engine.update_weights(weights)
+        engine.engine._has_values = True
+        [[stale]] = engine.generate(batch, GREEDY, [[0]])
+        load(engine, reference.model, version=2)
+        [[output]] = engine.generate(batch, GREEDY, [[0]])
+        expected = full_log_probs(reference.model, example.prompt_ids, output.response_ids, 1.0)
+        assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=self.log_prob_tolerance)
+        assert stale.log_probs[0] != pytest.approx(output.log_probs[0], abs=1e-3), "the cache was not used"
+
+    def test_a_request_that_does_not_fit_the_engine_is_refused_with_the_numbers(self, engine):
+        with pytest.raises(ValueError, match=r"300 \+ 85 tokens, context 384"):
+            engine.generate(prompts(4, 300), replace(SAMPLED, max_new_tokens=85), [[0], [0]])

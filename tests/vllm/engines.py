@@ -3,17 +3,11 @@
 import os
 
 import torch
-from transformers import PreTrainedModel
 
 from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.devices import free_port, rank_device
-from tests import tiny_models
 from tests.strategy.engine_conformance import Reference
-from tests.tiny_models import random_model
-
-MAX_MODEL_LEN = 384
-SIZES = {"hidden_size": 128, "intermediate_size": 96, "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": None}
-"""vLLM's kernels for CPUs take heads of 32 numbers or more; a fourth of four heads goes to each of two ranks twice."""
+from tests.wide_models import MAX_MODEL_LEN
 
 
 def start_vllm() -> None:
@@ -36,25 +30,6 @@ def start_vllm() -> None:
 
 def keep_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
-
-
-def wide_qwen2(**changes: object) -> PreTrainedModel:
-    return _lively(random_model(tiny_models.qwen2(**SIZES | changes)))
-
-
-def wide_llama(**changes: object) -> PreTrainedModel:
-    return _lively(random_model(tiny_models.llama(**SIZES | changes)))
-
-
-def _lively(model: PreTrainedModel) -> PreTrainedModel:
-    """Wider layers need larger weights for choices that are not all the same; biases start at 0."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(2)
-            elif name.endswith("bias"):
-                parameter.normal_()
-    return model
 
 
 def engine_of(

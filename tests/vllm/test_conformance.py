@@ -1,21 +1,17 @@
 """The engines' conformance suite on real vLLM, in one process."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from lightrft.strategy.vllm_utils.vllm_engine import VLLMEngine
 from tests.strategy.engine_conformance import (
     GREEDY,
-    SAMPLED,
-    EngineConformance,
+    CachingEngineConformance,
     Reference,
-    full_log_probs,
-    load,
     prompts,
 )
-from tests.vllm.engines import engine_of, wide_llama, wide_qwen2
+from tests.vllm.engines import engine_of
+from tests.wide_models import wide_llama, wide_qwen2
 
 ON_GPU = torch.cuda.is_available()
 needs_sleep = pytest.mark.skipif(not ON_GPU, reason="vLLM sleeps on GPUs only")
@@ -32,7 +28,7 @@ def shared_engine(ref: Reference) -> VLLMEngine:
     return _ENGINES[kind]
 
 
-class TestVLLMWithQwen2(EngineConformance):
+class TestVLLMWithQwen2(CachingEngineConformance):
     """Tied, with biases. On a GPU a test that does not sleep proves nothing of sleep, so both levels run everything."""
 
     sleep_level = 2 if ON_GPU else None
@@ -47,26 +43,6 @@ class TestVLLMWithQwen2(EngineConformance):
         engine.sleep_level = self.sleep_level
         engine.wake_up()
         return engine
-
-    def test_a_long_prompt_is_not_answered_from_the_old_weights_cache(self, engine, reference):
-        """WGT-04. 300 tokens fill blocks of the prefix cache (128 tokens on a CPU, 16 on a GPU)."""
-        [example] = batch = prompts(300)
-        engine.generate(batch, GREEDY, [[0]])
-        with torch.no_grad():
-            reference.model.get_submodule("model.layers.0.self_attn.v_proj").weight *= -1
-        weights = [(name, weight.detach()) for name, weight in reference.model.named_parameters()]
-        engine.update_weights(weights)
-        engine.engine._has_values = True
-        [[stale]] = engine.generate(batch, GREEDY, [[0]])
-        load(engine, reference.model, version=2)
-        [[output]] = engine.generate(batch, GREEDY, [[0]])
-        expected = full_log_probs(reference.model, example.prompt_ids, output.response_ids, 1.0)
-        assert torch.tensor(output.log_probs) == pytest.approx(expected, abs=self.log_prob_tolerance)
-        assert stale.log_probs[0] != pytest.approx(output.log_probs[0], abs=1e-3), "the cache was not used"
-
-    def test_a_request_that_does_not_fit_the_engine_is_refused_with_the_numbers(self, engine):
-        with pytest.raises(ValueError, match=r"300 \+ 85 tokens, context 384"):
-            engine.generate(prompts(4, 300), replace(SAMPLED, max_new_tokens=85), [[0], [0]])
 
     @needs_sleep
     def test_sleep_gives_back_what_the_engine_held(self, engine):

@@ -16,8 +16,8 @@ from lightrft.strategy.utils.devices import free_port
 from tests import tiny_models
 from tests.http_servers import launched
 from tests.rewards.rows import row
-from tests.vllm.engines import wide_qwen2
 from tests.vllm.test_teacher import ENVIRONMENT, ON_GPU
+from tests.wide_models import wide_qwen2
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}="
 ROWS = [row(number, response=f"{number}+{number}") for number in range(6)]

@@ -25,7 +25,8 @@ from tests import tiny_models
 from tests.distributed.ranks import Ranks
 from tests.distributed.runs import fsdp, make_config, read
 from tests.strategy.engine_conformance import full_log_probs, prompts
-from tests.vllm.engines import start_vllm, wide_qwen2
+from tests.vllm.engines import start_vllm
+from tests.wide_models import wide_qwen2
 
 START_SECONDS = 280
 """vLLM starts within it on a busy machine."""

@@ -17,7 +17,7 @@ from tests import tiny_models
 from tests.distributed.ranks import Ranks
 from tests.distributed.runs import make_config, read, save_task
 from tests.http_servers import TeacherAnswers, launched
-from tests.vllm.engines import MAX_MODEL_LEN, wide_qwen2
+from tests.wide_models import MAX_MODEL_LEN, wide_qwen2
 
 ON_GPU = torch.cuda.is_available()
 TOLERANCE = 1e-3 if ON_GPU else 3e-5

@@ -20,6 +20,7 @@ from lightrft.strategy.sglang_utils.team import Team
 from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.devices import free_port
 from lightrft.strategy.utils.expected_weights import weight_specs
+from lightrft.strategy.utils.requests import check_requests
 from lightrft.strategy.utils.weight_round import WeightRound
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
 
@@ -228,7 +229,13 @@ class SGLangEngine:
     def _generate_here(
         self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
     ) -> list[list[GenerationOutput]]:
-        self._check_requests(prompts, params)
+        check_requests(
+            prompts,
+            params,
+            engine="SGLang",
+            max_model_len=self.max_model_len,
+            takes_stop_strings=self._tokenizer is not None,
+        )
         self._close_channel()
         # A prompt's first sample fills the cache for the others, which come in later batches.
         places = sorted((j, i) for i, keys in enumerate(seeds) for j in range(len(keys)))
@@ -242,18 +249,6 @@ class SGLangEngine:
             for place, response in zip(places, responses, strict=True)
         }
         return [[outputs[j, i] for j in range(len(keys))] for i, keys in enumerate(seeds)]
-
-    def _check_requests(self, prompts: Sequence[PromptExample], params: SamplingParams) -> None:
-        if any(prompt.media for prompt in prompts):
-            raise NotImplementedError("the SGLang engine generates from text only")
-        if params.stop and self._tokenizer is None:
-            raise ValueError("stop strings need an engine that was built for them: set --stop.")
-        longest = max((len(prompt.engine_prompt_ids) for prompt in prompts), default=0)
-        if longest + params.max_new_tokens > self.max_model_len:
-            raise ValueError(
-                f"prompt and response must fit into the engine's context: {longest} + {params.max_new_tokens} tokens, "
-                f"context {self.max_model_len}. Raise --prompt_max_len or --generate_max_len."
-            )
 
 
 def agreed_port(collectives: Collectives | None) -> int:

@@ -11,6 +11,7 @@ from lightrft.models.loading import load_config
 from lightrft.strategy.utils.collectives import Collectives
 from lightrft.strategy.utils.devices import storage_bytes
 from lightrft.strategy.utils.expected_weights import weight_specs
+from lightrft.strategy.utils.requests import check_requests
 from lightrft.strategy.utils.weight_loading import changed_weights, check_one_to_one, load
 from lightrft.strategy.utils.weight_round import WeightRound
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
@@ -164,7 +165,13 @@ class VLLMEngine:
     def _generate_here(
         self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
     ) -> list[list[GenerationOutput]]:
-        self._check_requests(prompts, params)
+        check_requests(
+            prompts,
+            params,
+            engine="vLLM",
+            max_model_len=self.max_model_len,
+            takes_stop_strings=self.takes_stop_strings,
+        )
         requests = [(prompt, seed) for prompt, keys in zip(prompts, seeds, strict=True) for seed in keys]
         if not requests:
             return [[] for _ in prompts]
@@ -175,18 +182,6 @@ class VLLMEngine:
         )
         outputs = iter([self._output(result, prompt) for result, (prompt, _) in zip(results, requests, strict=True)])
         return [[next(outputs) for _ in keys] for keys in seeds]
-
-    def _check_requests(self, prompts: Sequence[PromptExample], params: SamplingParams) -> None:
-        if any(prompt.media for prompt in prompts):
-            raise NotImplementedError("the vLLM engine generates from text only")
-        if params.stop and not self.takes_stop_strings:
-            raise ValueError("stop strings need an engine that was built for them: set --stop.")
-        longest = max((len(prompt.engine_prompt_ids) for prompt in prompts), default=0)
-        if longest + params.max_new_tokens > self.max_model_len:
-            raise ValueError(
-                f"prompt and response must fit into the engine's context: {longest} + {params.max_new_tokens} tokens, "
-                f"context {self.max_model_len}. Raise --prompt_max_len or --generate_max_len."
-            )
 
     def _output(self, result: Any, prompt: PromptExample) -> GenerationOutput:
         """Of a `vllm.RequestOutput` with one completion."""
