@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 DESYNC_EXIT_CODE = 70
 GROUP_TIMEOUT_GRACE_SECONDS = 30.0
 """Process groups wait this much longer than the watch, which can say who is missing."""
+_STORE_PATIENCE_SECONDS = 10.0
+"""How long an exchange may take on a machine that is busy."""
 _STDERR = 2
 
 
@@ -70,11 +72,14 @@ class DesyncWatch:
             thread.start()
 
     def stop(self) -> None:
-        """Tell the others that this rank has ended. Rank 0 serves on until they know: three seconds at most."""
+        """Tell the others that this rank has ended. Rank 0 serves on until they know, for `_linger_seconds` at most."""
         atexit.unregister(self.stop)
         self._stopping.set()
+        # A thread that comes back from the store while Python shuts down aborts the process: only one whose server is
+        # frozen, and so does not come back, may be left behind.
+        deadline = time.monotonic() + self._linger_seconds + _STORE_PATIENCE_SECONDS
         for thread in self._threads:
-            thread.join(timeout=10 * self._interval)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _own_state(self) -> RankState:
         state = self._trace.state
