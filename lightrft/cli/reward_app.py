@@ -29,6 +29,8 @@ def reward_app(served: Served, max_body_bytes: int, api_key: str | None = None) 
 
     @app.get("/health")
     async def health() -> dict[str, str]:
+        if served.trouble is not None:
+            raise HTTPException(503, served.trouble)
         return {"status": "ok"}
 
     @app.post(PATH)

@@ -19,6 +19,11 @@ class Served(RewardSource, Protocol):
     rows_of_round: int
     """Responses that it is given at a time, unless one request alone has more."""
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it grades nothing now; None where it does."""
+        ...
+
     def close(self) -> None: ...
 
 

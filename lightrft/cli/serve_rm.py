@@ -74,6 +74,8 @@ def check_arguments(arguments: Arguments) -> None:
             raise ValueError(f"{name} must be at least 1: {name}={vars(arguments)[name]}. Change --{name}.")
     if not 0 < arguments.reward_timeout_seconds < math.inf:
         raise ValueError(f"reward_timeout_seconds must be above 0: {arguments.reward_timeout_seconds}. Change it.")
+    if arguments.bf16 and arguments.reward_pretrain is None:
+        raise ValueError("bf16 is how a reward model computes: --reward_fn has none. Leave --bf16 out.")
     if not 0 <= arguments.port < 2**16:
         raise ValueError(f"port must be from 0 to 65535: {arguments.port}.")
     for package in ("fastapi", "uvicorn"):

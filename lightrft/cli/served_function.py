@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from lightrft.config.arguments import RewardConfig
-from lightrft.rewards.grading import Grading
+from lightrft.rewards.grading import Grading, PendingGrades
 from lightrft.rewards.pool import GraderPool
 from lightrft.rewards.recipes import plan_rewards
 from lightrft.rewards.records import Grade, RewardInput
@@ -33,18 +33,37 @@ class ServedFunction:
         (self._key,) = self._plan.functions
         pool = GraderPool([*self._plan.graders.values()], num_workers, timeout_seconds) if self._plan.graders else None
         self._grading = Grading(self._plan, pool, timeout_seconds)
+        self._hanging: tuple[PendingGrades, str] | None = None
         self.rows_of_round = ROWS_TOGETHER if pool is None else ROWS_OF_WORKER * num_workers
+
+    @property
+    def trouble(self) -> str | None:
+        """What became of a batch that was given up, for as long as the function has not come back from it."""
+        if self._hanging is None or self._hanging[0].future.done():
+            return None
+        return self._hanging[1]
 
     def check_row(self, sample: RewardInput) -> None:
         """Raises ValueError where a parameter has no column."""
         self._plan.check_row(sample)
 
     def grade(self, inputs: Sequence[RewardInput], runner: asyncio.Runner) -> list[Grade]:
-        """One grade for each input, in order."""
+        """One grade for each input, in order.
+
+        Raises:
+            TimeoutError: A function that takes a batch has not come back from this one, or from one before.
+        """
         if not inputs:
             return []
+        if self.trouble is not None:
+            # Its thread would not come to this batch.
+            raise TimeoutError(self.trouble)
         (pending,) = self._grading.start(inputs, {self._key: range(len(inputs))})
-        return pending.result()
+        try:
+            return pending.result()
+        except TimeoutError as error:
+            self._hanging = pending, str(error)
+            raise
 
     def close(self) -> None:
         """Ends the processes."""

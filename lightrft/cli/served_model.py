@@ -30,6 +30,7 @@ class ServedModel:
     def __init__(self, pretrain: str, device: torch.device, dtype: torch.dtype, max_tokens: int) -> None:
         self.name = pretrain
         self.rows_of_round = ROWS_OF_ROUND
+        self.trouble: str | None = None
         self.device = device
         self.max_tokens = max_tokens
         self.loaded = load_classifier(pretrain, "auto")

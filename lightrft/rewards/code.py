@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lightrft.rewards.answers import after_thinking
+from lightrft.rewards.process_tree import kill_tree
 from lightrft.rewards.records import Ungradable
 
 RUNNER = Path(__file__).with_name("code_runner.py")
@@ -55,7 +56,7 @@ def run_code(
     """The share of the tests that the program in the last ```python block passes; 0 without a block.
 
     It runs in child processes (`python -I`) in an empty folder of their own, without the environment's variables, and
-    with limits for accidents, not against attackers. Whatever it has started in its process group ends with it.
+    with limits for accidents, not against attackers. What it has started ends with it, but for daemons.
 
     Args:
         response: The generated text.
@@ -225,10 +226,13 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process, and what is left of its group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """Ends the process, and what it has started."""
+    if process.returncode is None:
+        kill_tree(process.pid)
+        process.wait()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.stdout is not None
     process.stdout.close()
 

@@ -5,7 +5,6 @@ by multiprocessing's forkserver, which would run the user's training script agai
 """
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import pickle
@@ -23,6 +22,7 @@ from typing import Any
 
 from lightrft.rewards import expressions
 from lightrft.rewards.functions import RewardFunction, resolve_reward, traceback_text
+from lightrft.rewards.process_tree import kill_tree
 from lightrft.rewards.records import Fault, Grade, RewardInput
 
 REQUEST = struct.Struct("!ci")
@@ -125,10 +125,7 @@ def _fork(control: socket.socket, fd: int) -> int:
 
 def _kill(pid: int) -> int:
     """Ends a child and what it has started; its exit code, or its signal's negative."""
-    # It may be so young that it has no group of its own yet.
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
+    kill_tree(pid)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

@@ -66,3 +66,8 @@ def check_rule_options(rule: str, options: Mapping[str, Any]) -> None:
             f"min_length must not exceed max_length: reward_recipe has {options['min_length']} and "
             f"{options['max_length']} for length. Change one of them."
         )
+    if rule == "overlong" and options.get("buffer", 0) > options.get("max_length", math.inf):
+        raise ValueError(
+            f"buffer must not exceed max_length, of which it is the last part: reward_recipe has {options['buffer']} "
+            f"and {options['max_length']} for overlong. Change one of them."
+        )

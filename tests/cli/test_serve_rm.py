@@ -57,6 +57,12 @@ def hangs(response):
     return 1.0
 
 
+def waits(responses):
+    while "wait" in responses and not os.path.exists(os.environ["RELEASED"]):
+        time.sleep(0.01)
+    return [1.0] * len(responses)
+
+
 def together(responses):
     if "bad" in responses:
         raise RuntimeError("the grader broke")
@@ -82,6 +88,7 @@ class Recorder:
     """Rewards each response with its length, and keeps what it was given at a time."""
 
     name = "recorder"
+    trouble = None
 
     def __init__(self, rows_of_round: int = 512, seconds: float = 0.0) -> None:
         self.rows_of_round = rows_of_round
@@ -107,6 +114,15 @@ class Recorder:
         if sample.response == "fail":
             return Grade(None, fault=Fault("error", "it failed:\nTraceback\nRuntimeError: the grader broke"))
         return Grade(float(len(sample.response)))
+
+
+def health(app: FastAPI) -> Any:
+    async def answer() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.get("/health")
+
+    found = asyncio.run(answer())
+    return found.status_code, found.json()
 
 
 def post(app: FastAPI, *bodies: Any, headers: Mapping[str, str] = {}, path: str = "/get_reward") -> list[Any]:
@@ -222,6 +238,29 @@ def test_a_request_that_breaks_a_function_of_a_batch_does_not_break_the_others(f
     assert bad[0] == 500 and bad[1]["detail"].endswith("RuntimeError: the grader broke")
 
 
+def test_a_function_of_a_batch_that_hangs_shows_in_the_servers_health_until_it_comes_back(
+    functions, tmp_path, monkeypatch
+):
+    """Else whoever watches the server, or shares work out to several, would go on to send it requests."""
+    released = tmp_path / "released"
+    monkeypatch.setenv("RELEASED", str(released))
+    served = ServedFunction(f"{functions}:waits", 1, 0.05)
+    app = reward_app(served, 1000)
+    assert health(app) == (200, {"status": "ok"})
+    [(status, first)] = post(app, body("wait"))
+    started = time.monotonic()
+    [again] = post(app, body("a"))
+    assert again == (status, first) == (500, first) and time.monotonic() - started < 0.9
+    assert re.search(r"waits has not ended after 1 s with its batch of 1 responses", first["detail"])
+    assert health(app) == (503, {"detail": first["detail"].removeprefix("TimeoutError: ")})
+    released.touch()
+    deadline = time.monotonic() + 10
+    while health(app)[0] != 200:
+        assert time.monotonic() < deadline, "it is never well again"
+        time.sleep(0.01)
+    assert post(app, body("a")) == [(200, {"rewards": [1.0]})]
+
+
 def test_a_response_that_hangs_its_grader_is_ungradable_and_the_others_have_rewards(functions):
     served = ServedFunction(f"{functions}:hangs", 2, 1.0)
     app = reward_app(served, 1000)
@@ -327,6 +366,7 @@ def test_a_score_that_is_not_finite_is_an_error(classifier):
     [
         ([], "serve-rm serves one thing: set either --reward_fn or --reward_pretrain."),
         (["--reward_fn", "exact_match", "--reward_pretrain", "x"], "serve-rm serves one thing"),
+        (["--reward_fn", "exact_match", "--bf16"], "bf16 is how a reward model computes: --reward_fn has none"),
         (["--reward_fn", "no_such"], "no_such is none of exact_match"),
         (["--reward_fn", "no_such.py:f"], "no_such.py is no file"),
         (["--reward_pretrain", "/no/folder"], "the model folder must exist: /no/folder does not"),

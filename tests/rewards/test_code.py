@@ -114,11 +114,14 @@ def test_tests_after_one_that_hangs_are_not_passed_but_those_before_are():
     assert run_code(block(program), tests="assert f(0) == 0\nassert f(1) == 1\nassert f(2) == 2", seconds=2) == 1 / 3
 
 
-@pytest.mark.parametrize("end", ["", "while True: pass"])
-def test_what_a_program_has_started_ends_with_it(tmp_path, end):
+@pytest.mark.parametrize(
+    ("options", "end"), [("", ""), ("", "while True: pass"), (", start_new_session=True", "while True: pass")]
+)
+def test_what_a_program_has_started_ends_with_it(tmp_path, options, end):
     path = tmp_path / "pid"
     child = f"open({str(path)!r}, 'w').write(str(os.getpid())); import time; time.sleep(600)"
-    program = f"import os, subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {'import os; ' + child!r}])\n"
+    command = f"[sys.executable, '-c', {'import os; ' + child!r}]"
+    program = f"import os, subprocess, sys, time\nsubprocess.Popen({command}{options})\n"
     program += f"while not os.path.exists({str(path)!r}) or not open({str(path)!r}).read(): time.sleep(0.01)\n" + end
     run_code(block(program), tests="assert True", seconds=2, processes=4096)
     pid = int(Path(path).read_text())

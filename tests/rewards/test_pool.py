@@ -41,8 +41,8 @@ def f(response, label=None, factor=1, path=None):
         case "exit": sys.exit(3)
         case "die": os._exit(3)
         case "crash": ctypes.string_at(0)
-        case "child":
-            child = subprocess.Popen(["sleep", "600"])
+        case "child" | "session":
+            child = subprocess.Popen(["sleep", "600"], start_new_session=response == "session")
             with open(path, "w") as file:
                 file.write(str(child.pid))
             time.sleep(600)
@@ -169,9 +169,10 @@ def test_a_row_that_allocates_without_end_is_ungradable_long_before_the_machine_
         patient.close()
 
 
-def test_what_a_killed_grader_has_started_ends_with_it(pool, tmp_path):
+@pytest.mark.parametrize("child", ["child", "session"])
+def test_what_a_killed_grader_has_started_ends_with_it(pool, tmp_path, child):
     """Code execution starts processes of its own."""
-    [grade] = pool.grade([item("child", path=str(tmp_path / "pid"))])
+    [grade] = pool.grade([item(child, path=str(tmp_path / "pid"))])
     assert grade.fault.kind == "ungradable"
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int((tmp_path / "pid").read_text())).wait(timeout=5)

@@ -121,6 +121,7 @@ def test_an_unknown_component_is_an_error_with_the_known_ones():
         ("length: {max_length: ten}", "max_length must be a whole number of at least 0: reward_recipe has 'ten'"),
         ("length: {max_length: 2, min_length: 5}", "min_length must not exceed max_length: reward_recipe has 5 and 2"),
         ("overlong: {max_length: 9, buffer: 0}", "buffer must be a whole number above 0: reward_recipe has 0"),
+        ("overlong: {max_length: 9, buffer: 10}", "buffer must not exceed max_length, .* reward_recipe has 10 and 9"),
         ("overlong: {max_length: null, buffer: 1}", "max_length must be a whole number above 0: .* has None"),
         ("code: {seconds: -1}", "seconds must be a number above 0: reward_recipe has -1 for code. Change it."),
         ("code: {memory_mib: 1.5}", "memory_mib must be a whole number above 0: reward_recipe has 1.5 for code"),
