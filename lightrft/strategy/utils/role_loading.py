@@ -24,7 +24,9 @@ def empty_role(
     """The role that `build` makes around a pretrained model: parameters on the meta device, and real buffers."""
     hf_model = empty_model(loaded, kind, dtype)
     if trainable and config.model.gradient_checkpointing:
-        hf_model.gradient_checkpointing_enable({"use_reentrant": False})
+        # Its name from transformers 5.24 on, which warns of the old one.
+        enable = getattr(hf_model, "activation_checkpointing_enable", hf_model.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
     with torch.device("meta"):
         role = build(hf_model)
     if not trainable:
