@@ -8,7 +8,6 @@ from lightrft.config.arguments import (
     GROUP_ESTIMATORS,
     AlgorithmConfig,
     Config,
-    ModelConfig,
 )
 from lightrft.config.functions import is_function_spec
 from lightrft.config.sources import is_server_url, server_urls, shown_url
@@ -93,13 +92,6 @@ def _teacher(config: Config) -> Iterator[str]:
 def _teacher_server(config: Config) -> Iterator[str]:
     model = config.model
     if model.teacher_url is None:
-        values, defaults = asdict(model), asdict(ModelConfig(""))
-        for name in ("teacher_api", "teacher_timeout_seconds"):
-            if values[name] != defaults[name]:
-                yield (
-                    f"{name} is a setting of teacher_url: {name}={values[name]}, and teacher_url is unset. "
-                    f"Set --teacher_url, or drop --{name}."
-                )
         return
     if model.teacher_pretrain is not None:
         yield (
@@ -171,11 +163,6 @@ def _rewards(config: Config) -> Iterator[str]:
         yield (
             f"overlong_buffer_len must be at most generate_max_len: {reward.overlong_buffer_len} > {longest}. "
             "Set --overlong_buffer_len, or drop --overlong_buffer."
-        )
-    if reward.reward_running_norm_minus_mean and not reward.reward_running_norm:
-        yield (
-            "reward_running_norm_minus_mean is a part of reward_running_norm: reward_running_norm=False. "
-            "Add --reward_running_norm, or drop --reward_running_norm_minus_mean."
         )
 
 

@@ -21,6 +21,7 @@ from lightrft.config.kinds import kind_errors
 from lightrft.config.remote_checks import remote_reward_errors
 from lightrft.config.sources import FILE_ENDINGS, source_names, source_shares
 from lightrft.config.steps import chosen_steps
+from lightrft.config.unread_settings import unread_setting_errors
 
 Range = tuple[str, Callable[[Any], bool]]
 
@@ -141,7 +142,7 @@ def check_config(
         errors += [*_rollout_groups(config, world_size, local_world_size), *_batch_arithmetic(config, world_size)]
     errors += [*engine_errors(config), *_adapter(config), *algorithm_errors(config), *strategy_errors(config)]
     errors += [*_rows(config, rows_of), *_data(config), *file_errors(config)]
-    errors += [*checkpoint_errors(config), *_evaluation(config, rows_of), *report_errors(config)]
+    errors += [*checkpoint_errors(config), *unread_setting_errors(config, rows_of), *report_errors(config)]
     errors += [*function_errors(config), *reward_model_errors(config)]
     errors += remote_reward_errors(config)
     if errors:
@@ -361,14 +362,6 @@ def checkpoint_errors(config: Config) -> Iterator[str]:
         yield (
             "save_hf_ckpt writes a part of each checkpoint: save_steps=-1 and no ckpt_path save none. "
             "Set --save_steps, or drop --save_hf_ckpt."
-        )
-
-
-def _evaluation(config: Config, rows_of: Collection[str]) -> Iterator[str]:
-    if config.evaluation.eval_steps > 0 and config.data.eval_data is None and "eval_data" not in rows_of:
-        yield (
-            f"eval_steps evaluates on eval_data: eval_steps={config.evaluation.eval_steps}, and eval_data is unset. "
-            "Set --eval_data, or drop --eval_steps."
         )
 
 

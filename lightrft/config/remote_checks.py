@@ -2,17 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from lightrft.config.arguments import Config, RewardConfig
 from lightrft.config.sources import is_server_url, server_urls, shown_url
 
-SETTINGS = {
-    "remote_rm_url": ("remote_rm_batch_size", "remote_rm_timeout_seconds"),
-    "judge_url": ("judge_model", "judge_prompt", "judge_pattern", "judge_range", "judge_timeout_seconds"),
-}
-"""Flags that only a server's own flag makes anything of."""
 EXAMPLES = {"remote_rm_url": "http://host:5000/get_reward", "judge_url": "http://host:8000"}
 KEYS = {"remote_rm_url": "LIGHTRFT_REWARD_API_KEY", "judge_url": "LIGHTRFT_JUDGE_API_KEY"}
 
@@ -21,7 +15,8 @@ def remote_reward_errors(config: Config) -> Iterator[str]:
     """What is wrong with the flags of `--remote_rm_url` and `--judge_url`."""
     options = config.reward
     for flag, text in (("remote_rm_url", options.remote_rm_url), ("judge_url", options.judge_url)):
-        yield from _unread(options, flag) if text is None else _urls(flag, text)
+        if text is not None:
+            yield from _urls(flag, text)
     if options.reward_requests != RewardConfig().reward_requests and not (options.remote_rm_url or options.judge_url):
         yield (
             f"reward_requests is a setting of remote_rm_url and judge_url: reward_requests={options.reward_requests}, "
@@ -29,16 +24,6 @@ def remote_reward_errors(config: Config) -> Iterator[str]:
         )
     if options.judge_url is not None:
         yield from _judge(options)
-
-
-def _unread(options: RewardConfig, flag: str) -> Iterator[str]:
-    values, defaults = asdict(options), asdict(RewardConfig())
-    for name in SETTINGS[flag]:
-        if values[name] != defaults[name]:
-            yield (
-                f"{name} is a setting of {flag}: {name}={values[name]}, and {flag} is unset. "
-                f"Set --{flag}, or drop --{name}."
-            )
 
 
 def _urls(flag: str, text: str) -> Iterator[str]:

@@ -124,8 +124,8 @@ __all__ = ["config"]
         ),
         (
             {"reward_running_norm_minus_mean": True},
-            "reward_running_norm_minus_mean is a part of reward_running_norm: reward_running_norm=False. "
-            "Add --reward_running_norm, or drop --reward_running_norm_minus_mean.",
+            "reward_running_norm_minus_mean is a setting of reward_running_norm: reward_running_norm_minus_mean=True, "
+            "and reward_running_norm is unset. Set --reward_running_norm, or drop --reward_running_norm_minus_mean.",
         ),
     ],
 )

@@ -47,9 +47,6 @@ def test_what_is_right_has_no_error(reward):
         ),
         (JUDGE | {"judge_pattern": "(a)(b)"}, "judge_pattern must have one group, the score: '(a)(b)' has 2."),
         (JUDGE | {"judge_pattern": "("}, "judge_pattern must be a regular expression: '(': "),
-        ({"judge_model": "m"}, "judge_model is a setting of judge_url: "),
-        ({"judge_range": (0.0, 5.0)}, "judge_range is a setting of judge_url: "),
-        ({"remote_rm_batch_size": 2}, "remote_rm_batch_size is a setting of remote_rm_url: "),
         ({"reward_requests": 2}, "reward_requests is a setting of remote_rm_url and judge_url: "),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_gsm8k_script_passes_the_checks_on_its_eight_gpus_once_it_names_one_ba
         check_config(parse_config(argv), 8, local_world_size=8)
     stage = argv.index("--zero_stage")
     del argv[stage : stage + 2]
-    with pytest.raises(ValueError, match=r"^eval_steps evaluates on eval_data: .*$"):
+    with pytest.raises(ValueError, match=r"^eval_steps is a setting of eval_data: .*$"):
         check_config(parse_config(argv), 8, local_world_size=8)
     check_config(parse_config([*argv, "--eval_data", f"{tmp_path}/gsm8k"]), 8, local_world_size=8)
 
