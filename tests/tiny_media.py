@@ -129,10 +129,10 @@ def internvl() -> InternVLProcessor:
     )
 
 
-def qwen2_audio() -> Qwen2AudioProcessor:
+def qwen2_audio(seconds: int = SOUND_SECONDS) -> Qwen2AudioProcessor:
     """With the class's own chat template."""
     features = WhisperFeatureExtractor(
-        feature_size=MEL_BINS, sampling_rate=SAMPLING_RATE, chunk_length=SOUND_SECONDS, return_attention_mask=True
+        feature_size=MEL_BINS, sampling_rate=SAMPLING_RATE, chunk_length=seconds, return_attention_mask=True
     )
     return Qwen2AudioProcessor(features, tokenizer())
 

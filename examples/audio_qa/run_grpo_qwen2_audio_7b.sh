@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 PRETRAIN=${PRETRAIN:-Qwen/Qwen2-Audio-7B-Instruct}
 DATA=${DATA:-runs/audio-qa-data}
 SAVE_PATH=${SAVE_PATH:-runs/grpo-audio-qa}
-ENGINE=${ENGINE:-torch} # the one that takes media
+ENGINE=${ENGINE:-vllm}
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 MASTER_PORT=${MASTER_PORT:-20092}
 

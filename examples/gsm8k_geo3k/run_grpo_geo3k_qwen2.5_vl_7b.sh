@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 PRETRAIN=${PRETRAIN:-Qwen/Qwen2.5-VL-7B-Instruct}
 DATA=${DATA:-runs/geo3k-data}
 SAVE_PATH=${SAVE_PATH:-runs/grpo-geo3k-qwen2.5-vl-7b}
-ENGINE=${ENGINE:-torch} # the one that takes media
+ENGINE=${ENGINE:-vllm}
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 NNODES=${NNODES:-1}
 NODE_RANK=${NODE_RANK:-0}

@@ -228,11 +228,6 @@ class ManagedEngine:
 
 def check_engine(config: Config, loaded: LoadedConfig) -> None:
     """Raises ValueError or NotImplementedError for what the engine cannot do with this model on this machine."""
-    if loaded.tower is not None and config.rollout.engine_type != "torch":
-        raise NotImplementedError(
-            f"models that take media generate by the torch engine alone: {loaded.pretrain} is a "
-            f"{loaded.hf_config.model_type}, engine_type={config.rollout.engine_type}. Set --engine_type torch."
-        )
     if config.rollout.engine_type == "vllm":
         check_vllm(config, loaded)
     if config.rollout.engine_type == "sglang":

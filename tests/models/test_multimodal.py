@@ -254,6 +254,14 @@ def test_text_behind_a_clip_starts_after_its_highest_position(family, times):
     ]
 
 
+def test_times_of_a_clip_are_cut_off_as_vllm_does_it():
+    """2 / 0.3 s a piece is 6.6666665 in fp32, so 3 x 2 x that is below 40; in fp32 it would be 40."""
+    ids, inputs = tiny.item("qwen2_5_vl", "video", 0, (4, 2, 2))
+    inputs["second_per_grid_ts"] = torch.tensor([2 / 0.3])
+    positions = position_ids(tiny.config("qwen2_5_vl"), torch.tensor(ids), inputs)
+    assert positions[1].tolist() == [0, 1, 1 + 13, 1 + 26, 1 + 39, 1 + 40]
+
+
 def test_suppressed_ids_are_placeholders_marks_and_ids_without_a_token(family):
     ids = suppressed_ids(tiny.config(family), tiny.tokenizer())
     unused = set(range(len(tiny.TOKENS), len(tiny.TOKENS) + tiny.NUM_UNUSED))

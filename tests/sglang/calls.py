@@ -11,14 +11,14 @@ import psutil
 from lightrft.strategy.sglang_utils import library
 from lightrft.strategy.sglang_utils.host import EngineHost
 from lightrft.strategy.sglang_utils.preconditions import engine_arguments
-from tests.sglang.engines import use_fake
+from tests.sglang.engines import use_sglang
 
 
 def start_host(folder: Path, tp_size: int = 1) -> EngineHost:
     """Of the package that stands for SGLang."""
     import torch
 
-    use_fake()
+    use_sglang()
     return EngineHost(
         engine_arguments(
             folder,
@@ -27,6 +27,7 @@ def start_host(folder: Path, tp_size: int = 1) -> EngineHost:
             max_model_len=64,
             sleeps=True,
             tp_size=tp_size,
+            device="cpu",
             first_gpu=0,
             gpu_bytes=0,
             port=1,

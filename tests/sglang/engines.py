@@ -1,7 +1,7 @@
-"""SGLang for tests: itself on a GPU, or in its place, on a CPU, a package that follows its rules."""
+"""SGLang for tests: itself where it is installed, on a GPU or a CPU; elsewhere a package that follows its rules."""
 
-import importlib.util
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -10,32 +10,43 @@ from lightrft.strategy.sglang_utils.sglang_engine import SGLangEngine
 from tests.strategy.engine_conformance import Reference
 from tests.wide_models import MAX_MODEL_LEN
 
-FAKE = Path(__file__).parent / "fake"
-IS_REAL = torch.cuda.is_available() and importlib.util.find_spec("sglang") is not None
+FAKE, KERNELS = (Path(__file__).parent / name for name in ("fake", "cpu"))
+ON_GPU = torch.cuda.is_available()
 
 
-def use_fake() -> None:
-    """From now on `import sglang` finds the package of the tests in processes that this one starts."""
-    if IS_REAL:
+def is_real() -> bool:
+    spec = find_spec("sglang")
+    return spec is not None and spec.origin is not None and FAKE not in Path(spec.origin).parents
+
+
+IS_REAL = is_real()
+SLEEP_LEVEL = 2 if ON_GPU or not IS_REAL else None
+"""SGLang cannot sleep on a CPU."""
+
+
+def use_sglang() -> None:
+    """From now on processes that this one starts find SGLang, or what stands for it, by `import sglang`."""
+    if ON_GPU:
         return
     # Memory of a CPU travels by its name, as that of a GPU does, and not by a descriptor of this process. A rank has
     # the path from the process that started it, and must be told this all the same.
     torch.multiprocessing.set_sharing_strategy("file_system")
+    folder = KERNELS if IS_REAL else FAKE
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(FAKE) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(FAKE), str(FAKE.parents[2]), *filter(None, paths)])
+    if str(folder) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(folder.parents[2]), *filter(None, paths)])
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 
 
 def engine_of(
-    ref: Reference, *, sleep_level: int | None = 2, takes_stop_strings: bool = True, **options
+    ref: Reference, *, sleep_level: int | None = SLEEP_LEVEL, takes_stop_strings: bool = True, **options
 ) -> SGLangEngine:
-    use_fake()
-    # Its attention kernel for fp32 would compute in tf32.
-    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    use_sglang()
     return SGLangEngine(
         str(ref.folder),
-        device=torch.device("cuda", 0) if IS_REAL else torch.device("cpu"),
-        mem_util=0.1,
+        device=torch.device("cuda", 0) if ON_GPU else torch.device("cpu"),
+        # On a CPU what other processes take and give back in the meantime counts as SGLang's.
+        mem_util=0.1 if ON_GPU else 0.5,
         max_model_len=MAX_MODEL_LEN,
         sleep_level=sleep_level,
         tokenizer=ref.tokenizer if takes_stop_strings else None,

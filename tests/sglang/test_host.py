@@ -13,6 +13,7 @@ import pytest
 
 from lightrft.strategy.sglang_utils import library
 from lightrft.strategy.sglang_utils.host import EngineHost, host_environment
+from lightrft.strategy.sglang_utils.media import EngineInput
 from lightrft.strategy.sglang_utils.requests import request_params
 from lightrft.types import SamplingParams
 from tests import tiny_models
@@ -116,9 +117,11 @@ def test_an_engine_does_not_believe_itself_a_rank(lasting: tuple[EngineHost, lis
 
 
 def test_outputs_come_as_ids_and_log_probs(lasting: tuple[EngineHost, list[int]]) -> None:
+    """Of as many requests as there are, whichever prompts they are of."""
     host, _ = lasting
-    params = [request_params(SamplingParams(max_new_tokens=3), seed) for seed in (1, 2)]
-    [first, second] = host.call(library.generate, [[5, 6], [7]], params, True)
-    assert [len(part) for part in (*first[:2], *second[:2])] == [3] * 4 and first[2] == "length"
-    [[_, log_probs, _]] = host.call(library.generate, [[5, 6]], params[:1], False)
-    assert log_probs is None
+    inputs = [EngineInput([5, 6], {}), EngineInput([7], {})]
+    requests = [(i, request_params(SamplingParams(max_new_tokens=3), seed)) for i, seed in ((1, 1), (0, 2), (1, 2))]
+    found = host.call(library.generate, inputs, requests, True)
+    assert [(len(each.ids), len(each.log_probs), each.finish_reason) for each in found] == [(3, 3, "length")] * 3
+    assert [each.num_prompt_tokens for each in found] == [1, 2, 1]
+    assert host.call(library.generate, inputs, requests[:1], False)[0].log_probs is None

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer, Qwen2VLProcessor
 
 from lightrft.config import Config, DataConfig, ModelConfig, RolloutConfig
 from lightrft.models.loading import load_config
 from lightrft.strategy.engine import check_engine
 from lightrft.strategy.sglang_utils import sglang_engine
-from lightrft.strategy.sglang_utils.preconditions import attention_backend, engine_arguments, write_engine_folder
+from lightrft.strategy.sglang_utils.preconditions import attention_backends, engine_arguments, write_engine_folder
 from lightrft.strategy.sglang_utils.sglang_engine import agreed_port
-from tests import tiny_models
+from tests import tiny_media, tiny_models
 
 
 def arguments(**changes: object) -> dict:
@@ -25,6 +25,7 @@ def arguments(**changes: object) -> dict:
         "max_model_len": 1536,
         "sleeps": True,
         "tp_size": 2,
+        "device": "cuda",
         "first_gpu": 4,
         "gpu_bytes": 80 * 2**30,
         "port": 2345,
@@ -61,9 +62,12 @@ def test_the_loader_has_the_name_that_sglang_imports() -> None:
     assert callable(getattr(importlib.import_module(module), name))
 
 
-@pytest.mark.parametrize("files, backend", [([], "triton"), (["flash_ops.abi3.so"], None)])
+FLASH, TRITON = (None, None), ("triton", "triton_attn")
+
+
+@pytest.mark.parametrize("files, backends", [([], TRITON), (["flash_ops.abi3.so"], FLASH)])
 def test_triton_stands_in_for_flash_attention_where_that_is_not_installed(
-    files: list[str], backend: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[str], backends: tuple[str | None, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "sgl_kernel"
     package.mkdir()
@@ -71,7 +75,8 @@ def test_triton_stands_in_for_flash_attention_where_that_is_not_installed(
         (package / file).touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    assert attention_backend() == backend
+    assert attention_backends("cuda") == backends
+    assert attention_backends("cpu") == ("torch_native", "sdpa")
     assert "sgl_kernel" not in sys.modules
 
 
@@ -109,6 +114,24 @@ def test_engines_of_a_node_do_not_ask_for_the_same_port(monkeypatch: pytest.Monk
     collectives = Gathers([5000, 5007])
     assert agreed_port(collectives) == 5001  # type: ignore[arg-type]
     assert agreed_port(None) == 5002
+
+
+def test_a_folder_of_a_model_with_a_tower_has_its_processor_and_the_names_that_sglang_reads(tmp_path: Path) -> None:
+    source = tiny_media.save_model(tmp_path / "source", "qwen2_vl")
+    write_engine_folder(load_config(source, "padded"), None, tmp_path / "folder")
+    written = json.loads((tmp_path / "folder" / "config.json").read_text())
+    assert written["vision_config"]["in_chans"] == 3 and written["architectures"] == ["Qwen2VLForConditionalGeneration"]
+    processor = AutoProcessor.from_pretrained(tmp_path / "folder")
+    assert isinstance(processor, Qwen2VLProcessor) and processor.tokenizer.eos_token is None
+
+
+def test_fp32_is_refused_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its norm kernel has no fp32, and would end the scheduler at the first token."""
+    loaded = load_config(tiny_models.save_model(tmp_path), "padded")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = Config(ModelConfig("model", bf16=False), DataConfig("data"), RolloutConfig(engine_type="sglang"))
+    with pytest.raises(ValueError, match=r"SGLang computes in bf16: .* Add --bf16, or set --engine_type torch\.$"):
+        check_engine(config, loaded)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")

@@ -6,9 +6,12 @@ import torch
 
 from lightrft.config import Config, DataConfig, ModelConfig, RolloutConfig
 from lightrft.models.loading import LoadedConfig, load_config
+from lightrft.models.multimodal import FAMILIES
 from lightrft.strategy.engine import check_engine
 from lightrft.strategy.utils.expected_weights import check_memory_share, weight_specs
+from lightrft.strategy.vllm_utils.media import ITEMS
 from tests import tiny_media_models, tiny_models
+from tests.wide_models import wide_media_config
 
 GIB = 2**30
 
@@ -36,11 +39,18 @@ def test_a_quantised_model_is_refused(loaded: LoadedConfig) -> None:
         check_engine(config(enable_engine_sleep=False), loaded)
 
 
-@pytest.mark.parametrize("engine_type", ["vllm", "sglang"])
-def test_a_model_that_takes_media_is_for_the_torch_engine(engine_type: str) -> None:
-    loaded = LoadedConfig("model", tiny_media_models.config("qwen2_5_vl"), "padded", "sdpa")
-    with pytest.raises(NotImplementedError, match=rf"qwen2_5_vl, engine_type={engine_type}\. Set --engine_type torch"):
-        check_engine(config(engine_type=engine_type), loaded)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_every_family_that_takes_media_are_admitted(family: str) -> None:
+    hf_config = wide_media_config(family)
+    check_engine(config(enable_engine_sleep=False), LoadedConfig("model", hf_config, "padded", "sdpa"))
+    assert family in ITEMS
+
+
+def test_an_encoder_of_other_sounds_than_vllms_is_refused_with_both_lengths() -> None:
+    """50 positions of 2 frames each."""
+    loaded = LoadedConfig("model", tiny_media_models.config("qwen2_audio"), "padded", "sdpa")
+    with pytest.raises(NotImplementedError, match=r"3000 frames of sound: model hears 100 .*Set --engine_type torch"):
+        check_engine(config(enable_engine_sleep=False), loaded)
     check_engine(config(engine_type="torch"), loaded)
 
 

@@ -39,6 +39,7 @@ def engine_of(
     sleep_level: int | None = None,
     tp_size: int = 1,
     mem_util: float = 0.1,
+    enforce_eager: bool = True,
     collectives: Collectives | None = None,
 ):
     start_vllm()
@@ -52,7 +53,7 @@ def engine_of(
         max_model_len=MAX_MODEL_LEN,
         sleep_level=sleep_level,
         tp_size=tp_size,
-        enforce_eager=True,
+        enforce_eager=enforce_eager,
         takes_stop_strings=True,
         collectives=collectives,
     )

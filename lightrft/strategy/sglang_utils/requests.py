@@ -6,7 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lightrft.types import GenerationOutput, SamplingParams
+from lightrft.strategy.sglang_utils.library import Response
+from lightrft.strategy.sglang_utils.scheduler import SUPPRESSED
+from lightrft.types import GenerationOutput, PromptExample, SamplingParams
 
 _LARGEST_SEED = 2**63 - 1
 
@@ -30,6 +32,7 @@ def request_params(params: SamplingParams, seed: int) -> dict[str, Any]:
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
+        "custom_params": {SUPPRESSED: list(params.suppressed_ids)} if params.suppressed_ids else None,
     }
 
 
@@ -39,26 +42,34 @@ def scores(params: SamplingParams) -> bool:
 
 
 def output(
-    response: tuple[Sequence[int], Sequence[float] | None, str],
+    response: Response,
+    prompt: PromptExample,
     params: SamplingParams,
     tokenizer: PreTrainedTokenizerBase | None,
     version: int,
 ) -> GenerationOutput:
-    """Of SGLang's token ids, log-probs and finish reason.
+    """Of what SGLang answered.
 
     Where a response ends is found out here: SGLang calls one that stops on its last allowed token truncated, and looks
     for a stop string in no more tokens than its tokenizer would write it with.
 
     Raises:
-        RuntimeError: It ended for another reason, or its log-probs are no numbers.
+        RuntimeError: It answers another prompt than the actor will score; it ended for another reason; or its
+            log-probs are no numbers.
     """
-    ids, log_probs, reason = list(response[0]), response[1], response[2]
+    where = f"row {prompt.row}"
+    if response.num_prompt_tokens != len(prompt.prompt_ids):
+        raise RuntimeError(
+            "SGLang must see the prompt that the actor sees: "
+            f"{where} has {len(prompt.prompt_ids)} tokens, and SGLang counts {response.num_prompt_tokens}."
+        )
+    ids, reason = list(response.ids), response.finish_reason
     end = end_of_response(ids, params, tokenizer)
     if end is None and (reason != "length" or len(ids) != params.max_new_tokens):
-        raise RuntimeError(f"SGLang ended a response after {len(ids)} tokens for the reason {reason}.")
-    kept = None if log_probs is None else list(log_probs[:end])
+        raise RuntimeError(f"SGLang ended a response after {len(ids)} tokens for the reason {reason}, at {where}.")
+    kept = None if response.log_probs is None else list(response.log_probs[:end])
     if kept is not None and any(math.isnan(value) for value in kept):
-        raise RuntimeError(f"weights of version {version} give logits that are NaN.")
+        raise RuntimeError(f"weights of version {version} give logits that are NaN, at {where}.")
     return GenerationOutput(ids[:end], "length" if end is None else "stop", kept, version)
 
 

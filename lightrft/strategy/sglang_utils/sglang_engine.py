@@ -1,6 +1,7 @@
 """SGLangEngine: SGLang beside the training processes, one engine for each rollout group."""
 
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightrft.models.loading import load_config
 from lightrft.strategy.sglang_utils import library
 from lightrft.strategy.sglang_utils.channel import ShardChannel, staging_size
 from lightrft.strategy.sglang_utils.host import EngineHost
+from lightrft.strategy.sglang_utils.media import engine_input
 from lightrft.strategy.sglang_utils.preconditions import engine_arguments, write_engine_folder
 from lightrft.strategy.sglang_utils.requests import output, request_params, scores
 from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Measure
@@ -23,6 +25,10 @@ from lightrft.strategy.utils.expected_weights import weight_specs
 from lightrft.strategy.utils.requests import check_requests
 from lightrft.strategy.utils.weight_round import WeightRound
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
+
+OPEN_SECONDS = 120.0
+"""Within which schedulers must open their weights, once they are told to."""
+POLL_SECONDS = 0.5
 
 
 class SGLangEngine:
@@ -72,7 +78,8 @@ class SGLangEngine:
         self.collectives = collectives
         self._tokenizer = tokenizer
         self.team = Team(collectives, tp_group)
-        loaded = load_config(pretrain, packing="padded")
+        self._dtype = dtype
+        self._loaded = loaded = load_config(pretrain, packing="padded")
         specs = weight_specs(loaded, dtype)
         self._folder = tempfile.TemporaryDirectory(prefix="lightrft-sglang-")
         folder = Path(self._folder.name)
@@ -90,6 +97,7 @@ class SGLangEngine:
                     max_model_len=max_model_len,
                     sleeps=sleep_level is not None,
                     tp_size=self.team.size,
+                    device=device.type,
                     first_gpu=device.index or 0,
                     gpu_bytes=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0,
                     port=port,
@@ -171,9 +179,18 @@ class SGLangEngine:
 
     def _open_channel(self) -> None:
         """From here on SGLang serves its weights, and does nothing else."""
-        if not self._channel.is_open:
-            self.team.led(lambda: self.host.begin(library.open_weights, self._addresses))
-            self._channel.accept()
+        if self._channel.is_open:
+            return
+        self.team.led(lambda: self.host.begin(library.open_weights, self._addresses))
+        deadline = time.monotonic() + OPEN_SECONDS
+        # A scheduler that ends calls nobody, and its end is known to the leader's host alone.
+        while not all(self.team.gather(self._channel.accept(POLL_SECONDS))):
+            self.team.led(lambda: self._check_opening(deadline))
+
+    def _check_opening(self, deadline: float) -> None:
+        self.host.check_working()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"SGLang's schedulers must open their weights within {OPEN_SECONDS:g} s; one has not.")
 
     def _close_channel(self) -> None:
         if self._channel.is_open:
@@ -232,7 +249,6 @@ class SGLangEngine:
         check_requests(
             prompts,
             params,
-            engine="SGLang",
             max_model_len=self.max_model_len,
             takes_stop_strings=self._tokenizer is not None,
         )
@@ -241,14 +257,19 @@ class SGLangEngine:
         places = sorted((j, i) for i, keys in enumerate(seeds) for j in range(len(keys)))
         if not places:
             return [[] for _ in prompts]
-        ids = [prompts[i].engine_prompt_ids for _, i in places]
-        asked = [request_params(params, seeds[i][j]) for j, i in places]
-        responses = self.team.led(lambda: self.host.call(library.generate, ids, asked, scores(params)))
+        requests = [(i, request_params(params, seeds[i][j])) for j, i in places]
+        responses = self.team.led(lambda: self._responses(prompts, requests, scores(params)))
         outputs = {
-            place: output(response, params, self._tokenizer, self._version)
-            for place, response in zip(places, responses, strict=True)
+            (j, i): output(response, prompts[i], params, self._tokenizer, self._version)
+            for (j, i), response in zip(places, responses, strict=True)
         }
         return [[outputs[j, i] for j in range(len(keys))] for i, keys in enumerate(seeds)]
+
+    def _responses(
+        self, prompts: Sequence[PromptExample], requests: Sequence[library.Request], is_scored: bool
+    ) -> list[library.Response]:
+        inputs = [engine_input(self._loaded.hf_config, prompt, self._dtype) for prompt in prompts]
+        return self.host.call(library.generate, inputs, requests, is_scored)
 
 
 def agreed_port(collectives: Collectives | None) -> int:

@@ -57,7 +57,7 @@ Request: TypeAlias = Stage | Load | Verify | CheckOneToOne | Measure
 
 
 def serve(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """SGLang's custom weight loader: does what the rank at the address asks, until it hangs up.
+    """Does what the rank at the address asks, as SGLang's custom weight loader, until it hangs up.
 
     SGLang has no way to say which weights it did not know or does not hold, and its loaders end the scheduler where
     they fail; so that SGLang's own part is to call this once for a round of updates.

@@ -9,26 +9,23 @@ def check_requests(
     prompts: Sequence[PromptExample],
     params: SamplingParams,
     *,
-    engine: str,
     max_model_len: int,
     takes_stop_strings: bool,
 ) -> None:
     """Raises where the engine would fail, or quietly shorten a response.
 
+    What stands for media counts with as many tokens as the engine makes of it.
+
     Args:
-        engine: Its name, for messages.
         max_model_len: Tokens of prompt and response at most.
         takes_stop_strings: Whether it was built for `SamplingParams.stop`.
 
     Raises:
-        NotImplementedError: A prompt has media.
         ValueError: There are stop strings that it cannot take, or a prompt and its response do not fit.
     """
-    if any(prompt.media for prompt in prompts):
-        raise NotImplementedError(f"the {engine} engine generates from text only")
     if params.stop and not takes_stop_strings:
         raise ValueError("stop strings need an engine that was built for them: set --stop.")
-    longest = max((len(prompt.engine_prompt_ids) for prompt in prompts), default=0)
+    longest = max((len(prompt.prompt_ids) for prompt in prompts), default=0)
     if longest + params.max_new_tokens > max_model_len:
         raise ValueError(
             f"prompt and response must fit into the engine's context: {longest} + {params.max_new_tokens} tokens, "

@@ -1,8 +1,7 @@
 """VLLMEngine: vLLM inside the training process, started by torchrun's ranks themselves."""
 
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +13,13 @@ from lightrft.strategy.utils.expected_weights import weight_specs
 from lightrft.strategy.utils.requests import check_requests
 from lightrft.strategy.utils.weight_loading import changed_weights, check_one_to_one, load
 from lightrft.strategy.utils.weight_round import WeightRound
+from lightrft.strategy.vllm_utils.library import import_vllm
+from lightrft.strategy.vllm_utils.media import EngineInputs, media_arguments
+from lightrft.strategy.vllm_utils.scratch import Scratch
+from lightrft.strategy.vllm_utils.suppression import Suppression
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
 
 _LARGEST_SEED = 2**63 - 1
-_NEVER = -100.0
-"""The lowest bias that vLLM adds to a logit: it leaves a probability of e^-100 times what it was."""
 
 
 class VLLMEngine:
@@ -64,11 +65,14 @@ class VLLMEngine:
         self.takes_stop_strings = takes_stop_strings
         self.collectives = collectives
         self._vllm = import_vllm()
+        loaded = load_config(pretrain, packing="padded")
+        takes_media = loaded.tower is not None
         self.llm = self._vllm.LLM(
             model=pretrain,
             load_format="dummy",
             dtype=str(dtype).removeprefix("torch."),
-            skip_tokenizer_init=not takes_stop_strings,
+            # Its processors of media take the tokenizer, though it is never asked for a prompt.
+            skip_tokenizer_init=not (takes_stop_strings or takes_media),
             generation_config="vllm",
             max_model_len=max_model_len,
             logprobs_mode="processed_logprobs",
@@ -79,11 +83,18 @@ class VLLMEngine:
             gpu_memory_utilization=mem_util,
             enable_sleep_mode=sleep_level is not None,
             enforce_eager=enforce_eager,
+            **(media_arguments(max_model_len) if takes_media else {}),
         )
         runner = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
         self.model = runner.get_model()
         self._kv_caches: list[torch.Tensor] = runner.kv_caches
-        specs = weight_specs(load_config(pretrain, packing="padded"), dtype)
+        # The older runner has no such part: its buffers are not made with the model.
+        parts = [value for name, value in vars(runner).items() if name == "model_state"]
+        self._scratch = Scratch(self.model, parts, self._kv_caches)
+        self._suppression = Suppression(self.model, device)
+        processor = self.llm.llm_engine.renderer.get_mm_processor() if takes_media else None
+        self._inputs = EngineInputs(loaded.hf_config, dtype, processor)
+        specs = weight_specs(loaded, dtype)
         check_one_to_one(self.model, specs, device, "vLLM")
         self._round = WeightRound({spec.name: spec.shape for spec in specs})
         self._held = {"weights", "kv_cache"}
@@ -112,6 +123,7 @@ class VLLMEngine:
         self._round.close()
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM has not dropped the prefix cache of the old weights: requests are still running.")
+        self.llm.llm_engine.reset_encoder_cache()
         self._has_values = True
         self._version = version
 
@@ -133,6 +145,8 @@ class VLLMEngine:
             if tag not in self._held:
                 self.llm.wake_up(tags=[tag])
                 self._held.add(tag)
+                if tag == "weights" and self.sleep_level == 2:
+                    self._scratch.restore()
 
     def device_bytes(self) -> dict[str, int]:
         """Bytes on this rank's device by use; CUDA graphs and activations are not counted."""
@@ -168,20 +182,36 @@ class VLLMEngine:
         check_requests(
             prompts,
             params,
-            engine="vLLM",
             max_model_len=self.max_model_len,
             takes_stop_strings=self.takes_stop_strings,
         )
-        requests = [(prompt, seed) for prompt, keys in zip(prompts, seeds, strict=True) for seed in keys]
-        if not requests:
-            return [[] for _ in prompts]
-        results = self.llm.generate(
-            [{"prompt_token_ids": prompt.engine_prompt_ids} for prompt, _ in requests],
-            [self._vllm.SamplingParams(**request_params(params, seed)) for _, seed in requests],
-            use_tqdm=False,
+        self._suppression.set(params.suppressed_ids)
+        inputs = [self._inputs(prompt) for prompt in prompts]
+        at_end = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        results = self._run(
+            (engine_input, self._vllm.SamplingParams(**request_params(params, seed), output_kind=at_end))
+            for engine_input, keys in zip(inputs, seeds, strict=True)
+            for seed in keys
         )
-        outputs = iter([self._output(result, prompt) for result, (prompt, _) in zip(results, requests, strict=True)])
-        return [[next(outputs) for _ in keys] for keys in seeds]
+        return [
+            [self._output(next(results), prompt) for _ in keys] for prompt, keys in zip(prompts, seeds, strict=True)
+        ]
+
+    def _run(self, requests: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+        """The `vllm.RequestOutput` of each pair of input and parameters, in their order."""
+        engine = self.llm.llm_engine
+        names: list[str] = []
+        try:
+            for number, (engine_input, params) in enumerate(requests):
+                names.append(engine.add_request(str(number), engine_input, params))
+        except Exception:
+            # One that vLLM refuses must not leave the others to the next call.
+            engine.abort_request(names, internal=True)
+            raise
+        finished: dict[str, Any] = {}
+        while engine.has_unfinished_requests():
+            finished |= {output.request_id: output for output in engine.step() if output.finished}
+        return iter([finished[str(number)] for number in range(len(names))])
 
     def _output(self, result: Any, prompt: PromptExample) -> GenerationOutput:
         """Of a `vllm.RequestOutput` with one completion."""
@@ -192,18 +222,6 @@ class VLLMEngine:
         if log_probs is not None and any(math.isnan(value) for value in log_probs):
             raise RuntimeError(f"weights of version {self._version} give logits that are NaN, at row {prompt.row}.")
         return GenerationOutput(list(completion.token_ids), completion.finish_reason, log_probs, self._version)
-
-
-def import_vllm() -> Any:
-    """The module `vllm`, set to run its engine core in this process, where the weights can be reached."""
-    # vLLM reads these when it is imported, or soon after.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # FlashInfer's sampler takes no seeds, and compiles for a minute at the first start on a machine.
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    import vllm  # pyright: ignore[reportMissingImports]
-
-    return vllm
 
 
 def request_params(params: SamplingParams, seed: int) -> dict[str, Any]:
@@ -224,7 +242,6 @@ def request_params(params: SamplingParams, seed: int) -> dict[str, Any]:
         "detokenize": bool(params.stop),
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
-        "logit_bias": dict.fromkeys(params.suppressed_ids, _NEVER) or None,
         "logprobs": None if is_filtered else 0,
         "flat_logprobs": True,
         "skip_clone": True,

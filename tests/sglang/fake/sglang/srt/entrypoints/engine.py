@@ -1,6 +1,7 @@
 import asyncio
 import multiprocessing
 import os
+import pickle
 import signal
 from types import SimpleNamespace
 
@@ -46,8 +47,10 @@ class Engine:
                 await asyncio.sleep(60)
         return answers
 
-    def generate(self, input_ids, sampling_params, return_logprob):
-        return self.ask("generate", input_ids, sampling_params)
+    def generate(self, input_ids, sampling_params, return_logprob, image_data, video_data, audio_data):
+        kinds = [items or [[] for _ in input_ids] for items in (image_data, video_data, audio_data)]
+        media = [[item for items in of_request for item in items] for of_request in zip(*kinds, strict=True)]
+        return self.ask("generate", input_ids, sampling_params, pickle.dumps(media))
 
     def flush_cache(self):
         self.ask("flush")

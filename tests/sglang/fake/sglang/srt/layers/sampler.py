@@ -8,8 +8,12 @@ def register_sampler_backend(backend, factory):
 
 
 class Sampler(torch.nn.Module):
+    def _preprocess_logits(self, logits, sampling_info):
+        return logits
+
     def forward(self, logits, sampling_info, positions):
         """Token ids, and the log-probs of the whole vocabulary that SGLang gives."""
+        logits = self._preprocess_logits(logits, sampling_info)
         if sampling_info.is_all_greedy:
             return logits.argmax(-1), logits.log_softmax(-1)
         probs = (logits / sampling_info.temperatures).softmax(-1)

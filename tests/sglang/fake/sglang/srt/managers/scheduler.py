@@ -14,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+import transformers
+from transformers import AutoConfig, AutoTokenizer
 
+from lightrft.models.multimodal import family_of, published_name
 from sglang.srt.layers.sampler import FACTORIES
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.sampling.sampling_batch_info import TOP_K_ALL, SamplingBatchInfo
@@ -38,6 +40,7 @@ class Params:
     no_stop_trim: bool
     skip_special_tokens: bool
     spaces_between_special_tokens: bool
+    custom_params: dict | None
 
     def __post_init__(self):
         if self.temperature < 1e-6:
@@ -50,6 +53,7 @@ class Params:
 class Request:
     prompt: list
     sampling_params: Params
+    media: list
     output_ids: list = field(default_factory=list)
     log_probs: list = field(default_factory=list)
     finish_reason: dict | None = None
@@ -60,17 +64,42 @@ class Model(torch.nn.Module):
 
     def __init__(self, path, dtype):
         super().__init__()
-        config = AutoConfig.from_pretrained(path)
-        self.inner = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        self.config = AutoConfig.from_pretrained(path)
+        # Some classes with towers are no causal language models in transformers' lists.
+        make = getattr(transformers, self.config.architectures[0])._from_config
+        self.inner = make(self.config, dtype=dtype).eval()
         self.requires_grad_(False)
+        names = family_of(self.config).placeholders.values()
+        self.placeholders = {getattr(self.config, name) for name in names}
+        # Weights come by the names of published folders.
+        self.places = {published_name(self.config, n): p for n, p in self.inner.named_parameters()}
 
     def load_weights(self, weights):
-        places = dict(self.inner.named_parameters())
         for name, weight in weights:
             # SGLang only warns of a name that it does not know.
-            if name in places:
-                assert places[name].shape == weight.shape
-                places[name].data.copy_(weight)
+            if name in self.places:
+                assert self.places[name].shape == weight.shape
+                self.places[name].data.copy_(weight)
+
+    def next_logits(self, ids, media):
+        """Of each kind of media comes what a processor makes of it, with the prompt's positions."""
+        inputs = {}
+        for item in media:
+            assert item["format"] == "processor_output"
+            inputs |= {n: v for n, v in item.items() if n not in ("format", "hash") and not n.startswith("mrope")}
+            if "mrope_positions" in item:
+                known = item["mrope_positions"]
+                later = torch.arange(known.shape[1], len(ids)) + item["mrope_position_delta"]
+                axes = torch.cat([known, later.expand(3, -1)], 1)
+                inputs["position_ids"] = torch.cat([torch.arange(len(ids))[None], axes])[:, None]
+        if any(n.endswith("grid_thw") for n in inputs):
+            ids_ = torch.tensor([ids])
+            types = (ids_ == self.config.image_token_id).long() + 2 * (ids_ == self.config.video_token_id).long()
+            inputs["mm_token_type_ids"] = types
+        for name, value in inputs.items():
+            if value.dtype != torch.long:
+                inputs[name] = value.to(next(self.inner.parameters()).dtype)
+        return self.inner(input_ids=torch.tensor([ids]), use_cache=False, **inputs).logits[:, -1].float()
 
 
 class Scheduler:
@@ -85,15 +114,17 @@ class Scheduler:
         self.asleep = set()
         self.cache = {}
 
-    def generate(self, prompts, params):
+    def generate(self, prompts, params, media):
         assert not self.asleep, f"asleep: {self.asleep}"
-        requests = [Request(list(p), Params(**a)) for p, a in zip(prompts, params, strict=True)]
+        arguments = zip(prompts, params, pickle.loads(media), strict=True)
+        requests = [Request(list(p), Params(**a), m) for p, a, m in arguments]
         for request in requests:
             self.run(request)
         return [
             {
                 "output_ids": request.output_ids,
                 "meta_info": {
+                    "prompt_tokens": len(request.prompt),
                     "finish_reason": request.finish_reason,
                     "output_token_logprobs": list(
                         zip(request.log_probs, request.output_ids, [None] * len(request.output_ids), strict=True)
@@ -109,12 +140,15 @@ class Scheduler:
         limit = self.context_length - 2 - len(request.prompt)
         params.max_new_tokens = min(params.max_new_tokens, limit)
         batch = SimpleNamespace(reqs=[request], device="cpu")
-        info = SamplingBatchInfo.from_schedule_batch(batch, self.model.inner.config.vocab_size)
+        info = SamplingBatchInfo.from_schedule_batch(batch, self.model.config.get_text_config().vocab_size)
         while request.finish_reason is None:
             ids = request.prompt + request.output_ids
-            if tuple(ids) not in self.cache:
-                self.cache[tuple(ids)] = self.model.inner(input_ids=torch.tensor([ids])).logits[:, -1].float()
-            token, log_probs = self.sampler(self.cache[tuple(ids)], info, torch.tensor([len(ids) - 1]))
+            key = (*ids, *(item["hash"] for item in request.media))
+            if key not in self.cache:
+                # Only in the prompt do placeholders stand for media.
+                others = [i if i not in self.model.placeholders else 0 for i in request.output_ids]
+                self.cache[key] = self.model.next_logits(request.prompt + others, request.media)
+            token, log_probs = self.sampler(self.cache[key].clone(), info, torch.tensor([len(ids) - 1]))
             request.output_ids.append(int(token))
             request.log_probs.append(log_probs[0, int(token)].item())
             request.finish_reason = self.finish_reason(request)

@@ -13,6 +13,7 @@ class SamplingBatchInfo:
     is_all_greedy: bool
     is_simple: bool
     sampling_seed: torch.Tensor | None = None
+    custom_params: list | None = None
 
     @classmethod
     def from_schedule_batch(cls, batch, vocab_size):
