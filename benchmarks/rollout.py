@@ -92,7 +92,7 @@ def make_prompts(setup: Setup, args: argparse.Namespace) -> list[PromptExample]:
     vocab_size = hf_model_of(setup.actor).config.vocab_size
     numbers = torch.Generator().manual_seed(setup.strategy.rank)
     ids = torch.randint(2, vocab_size, (args.prompts, args.prompt_tokens), generator=numbers).tolist()
-    return [PromptExample(row=i, prompt="", prompt_ids=one, engine_prompt_ids=one) for i, one in enumerate(ids)]
+    return [PromptExample(row=i, prompt="", prompt_ids=one) for i, one in enumerate(ids)]
 
 
 @torch.no_grad()
@@ -144,7 +144,7 @@ def bare_vllm(engine: Any) -> Way:
             detokenize=False,
             logprobs=0,
         )
-        requests = [{"prompt_token_ids": prompt.engine_prompt_ids} for prompt in prompts]
+        requests = [{"prompt_token_ids": prompt.prompt_ids} for prompt in prompts]
         return engine.llm.generate(requests, sampling, use_tqdm=False)
 
     def outputs(results: Any) -> list[list[GenerationOutput]]:
@@ -163,7 +163,7 @@ def bare_sglang(engine: Any) -> Way:
 
     def generate(prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds) -> tuple[int, list[int]]:
         """Where this rank's part of the results begins, and how many each of its prompts has."""
-        own = [prompt.engine_prompt_ids for prompt, keys in zip(prompts, seeds, strict=True) for _ in keys]
+        own = [prompt.prompt_ids for prompt, keys in zip(prompts, seeds, strict=True) for _ in keys]
         gathered = engine.team.gather(own)
         sampling = {"temperature": params.temperature, "max_new_tokens": params.max_new_tokens, "ignore_eos": True}
         engine.team.led(lambda: engine.host.call(bare_sglang_calls.draw, list(chain(*gathered)), sampling))

@@ -27,9 +27,7 @@ class PromptExample:
     prompt: str
     """The prompt as text, as rewards and `samples.jsonl` see it."""
     prompt_ids: list[int]
-    """Ids that the Actor sees."""
-    engine_prompt_ids: list[int]
-    """Ids that the engine sees: media placeholders are not expanded yet. Equal to `prompt_ids` for text."""
+    """Ids that the Actor and the engine see, with as many placeholders for an item as it has pieces."""
     label: Any = None
     reference: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -43,9 +41,6 @@ class PromptExample:
     the samples are made."""
     item_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     """Model inputs with one entry per image, clip, patch or tile, on dim 0."""
-    engine_media: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """By kind, what the engine is given: images of PIL, clips as `(frames, metadata)`, sounds as `(array, rate)`, in
-    the sizes that the processor itself would make."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import torch
 
 from lightrft.datasets.media_inputs import MediaLimits, MediaProcessor, MediaRequest
 from lightrft.types import PromptExample
-from tests import tiny_media
 from tests.datasets.media_samples import image, save_tone, save_video
 
 _QWEN_PLACES = {"image": "<|vision_start|><|image_pad|><|vision_end|>"}
@@ -65,9 +64,7 @@ def _prompt(make: MediaProcessor, row: int, text: str, media: Mapping[str, list[
         row=row,
         prompt=text,
         prompt_ids=inputs.prompt_ids,
-        engine_prompt_ids=tiny_media.tokenizer()(text, add_special_tokens=False)["input_ids"],
         media=media,
         token_inputs={name: torch.tensor(array) for name, array in inputs.token_inputs.items()},
         item_inputs={name: torch.tensor(array) for name, array in inputs.item_inputs.items()},
-        engine_media=inputs.engine_media,
     )

@@ -101,7 +101,7 @@ def sample(
     return Experience(
         group=group,
         index=index,
-        example=PromptExample(row=group, prompt="", prompt_ids=prompt_ids, engine_prompt_ids=prompt_ids),
+        example=PromptExample(row=group, prompt="", prompt_ids=prompt_ids),
         response="",
         input_ids=ids,
         position_ids=torch.arange(len(ids)),

@@ -39,8 +39,8 @@ class MediaLoader:
         self.columns = {kind: key for kind, key in media_columns(data).items() if kind in self.kinds}
         """The column of each kind that the model takes."""
         self._workers = MediaWorkers(pretrain, limits, num_workers)
-        self._pending: dict[int, tuple[PromptExample, Future[MediaInputs]]] = {}
-        """By the identity of the example, which is held so that no other one gets it."""
+        self._pending: dict[str, dict[int, tuple[PromptExample, Future[MediaInputs]]]] = {}
+        """By purpose and by the identity of the example, which is held so that no other one gets it."""
 
     def expanded_ids(
         self, prompts: Sequence[tuple[str, Mapping[str, Sequence[Reference]]]]
@@ -52,10 +52,15 @@ class MediaLoader:
         """
         check_packages({kind for _, media in prompts for kind in media})
         results: list[list[int] | MediaError] = []
-        for start in range(0, len(prompts), EVERY_ROW):
-            requests = [MediaRequest(text, media, only_ids=True) for text, media in prompts[start : start + EVERY_ROW]]
-            futures = [self._workers.submit(request) for request in requests]
-            results += [_ids_or_error(future) for future in futures]
+        try:
+            for start in range(0, len(prompts), EVERY_ROW):
+                part = prompts[start : start + EVERY_ROW]
+                futures = [self._workers.submit(MediaRequest(text, media, only_ids=True)) for text, media in part]
+                results += [_ids_or_error(future) for future in futures]
+        except BaseException:
+            # Ctrl-C, for one. At its end this process would wait for all that is under way.
+            self.close()
+            raise
         return results
 
     def with_inputs(self, examples: Sequence[PromptExample]) -> list[PromptExample]:
@@ -69,12 +74,16 @@ class MediaLoader:
         wait(futures.values())
         return [_with_inputs(example, futures[i]) if i in futures else example for i, example in enumerate(examples)]
 
-    def prefetch(self, examples: Sequence[PromptExample]) -> None:
-        """Starts to make what the next `with_inputs` is to be asked for, and forgets what earlier calls were for."""
-        former, self._pending = self._pending, {}
+    def prefetch(self, examples: Sequence[PromptExample], purpose: str) -> None:
+        """Starts to make what a later `with_inputs` is to be asked for.
+
+        What earlier calls of the same purpose were for is forgotten.
+        """
+        former, pending = self._pending.pop(purpose, {}), {}
         for example in examples:
             if example.media:
-                self._pending[id(example)] = former.pop(id(example), None) or (example, self._submit(example))
+                pending[id(example)] = former.pop(id(example), None) or (example, self._submit(example))
+        self._pending[purpose] = pending
         for _, future in former.values():
             future.cancel()
 
@@ -84,8 +93,8 @@ class MediaLoader:
         self._workers.close()
 
     def _future(self, example: PromptExample) -> "Future[MediaInputs]":
-        pending = self._pending.pop(id(example), None)
-        return self._submit(example) if pending is None else pending[1]
+        found = [pending.pop(id(example)) for pending in self._pending.values() if id(example) in pending]
+        return found[0][1] if found else self._submit(example)
 
     def _submit(self, example: PromptExample) -> "Future[MediaInputs]":
         return self._workers.submit(MediaRequest(example.prompt, example.media))
@@ -116,5 +125,4 @@ def _with_inputs(example: PromptExample, future: "Future[MediaInputs]") -> Promp
         example,
         token_inputs={name: torch.tensor(array) for name, array in inputs.token_inputs.items()},
         item_inputs={name: torch.tensor(array) for name, array in inputs.item_inputs.items()},
-        engine_media=inputs.engine_media,
     )

@@ -8,11 +8,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import httpx
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 Reference: TypeAlias = Any
 """Where an item is: a path, a URL with http(s) or data, the encoded bytes, or an item that a caller has decoded itself
@@ -30,7 +30,11 @@ URL_SECONDS = 60.0
 SHORTEST_BASE64 = 64
 """Characters: a shorter text without an ending is a path that does not exist."""
 SHOWN_BYTES = 40
-"""Of a reference, in messages."""
+"""Of data in a reference, in messages."""
+SHOWN_PATH = 300
+"""Characters of a path there: what is longer is no path."""
+UNKNOWN_LENGTH = 0x7FFF0000
+"""Programs that write a WAV file into a pipe claim such a length, or 0, for want of the real one."""
 
 
 class MediaError(ValueError):
@@ -67,8 +71,10 @@ def reference(item: Any, folder: Path | None) -> Reference:
         item = str(item)
     if isinstance(item, str) and item:
         return _of_text(item, folder)
-    if isinstance(item, bytes | Image.Image) or _is_sound(item):
+    if isinstance(item, bytes | Image.Image):
         return item
+    if _is_sound(item):
+        return _samples(item[0]), item[1]
     raise ValueError(
         f"media must be paths, encoded bytes, base64 or URLs: got {shown(item)}. "
         "Change the row, or name another column."
@@ -78,14 +84,25 @@ def reference(item: Any, folder: Path | None) -> Reference:
 def _of_mapping(item: Mapping[str, Any]) -> Any:
     """What stands in a cell of `datasets`, or in a content part as OpenAI writes it."""
     if item.get("array") is not None and item.get("sampling_rate"):
-        return np.asarray(item["array"], dtype=np.float32), int(item["sampling_rate"])
+        return np.asarray(item["array"]), int(item["sampling_rate"])
     for key in ("bytes", "path", "url"):
         if item.get(key) is not None:
             return item[key]
     return item
 
 
-def _is_sound(item: Any) -> bool:
+def _samples(array: np.ndarray) -> np.ndarray:
+    """Samples of one channel, from an array with one axis, or with one of channels before or behind it."""
+    if array.dtype.kind != "f":
+        raise ValueError(f"samples must be floating-point numbers from -1 to 1: got {array.dtype}. Divide them first.")
+    if array.ndim not in (1, 2):
+        raise ValueError(f"samples must have one axis, or one more of channels: got shape {array.shape}.")
+    # Libraries differ in which axis comes first; there are fewer channels than samples.
+    mono = array if array.ndim == 1 else array.mean(axis=int(np.argmin(array.shape)))
+    return mono.astype(np.float32)
+
+
+def _is_sound(item: Any) -> TypeGuard[Sound]:
     return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], np.ndarray) and isinstance(item[1], int)
 
 
@@ -102,9 +119,9 @@ def _of_text(text: str, folder: Path | None) -> Reference:
 
 
 def _decoded(text: str) -> bytes | None:
-    """A path has an ending, and its dot is no character of base64."""
+    """A path has an ending, and its dot is no character of base64. Some encoders break lines."""
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode("".join(text.splitlines()), validate=True)
     except (binascii.Error, ValueError):
         return None
 
@@ -113,14 +130,21 @@ def shown(item: Reference) -> str:
     """A reference as messages name it."""
     if isinstance(item, bytes):
         return f"{len(item)} encoded bytes"
-    if isinstance(item, str) and not item.startswith("data:"):
+    if isinstance(item, str) and item and len(item) <= SHOWN_PATH and not item.startswith("data:"):
         return item
     text = repr(item)
     return text if len(text) <= SHOWN_BYTES else f"{text[:SHOWN_BYTES]}..."
 
 
 def encoded(item: Reference, allow_urls: bool) -> bytes:
-    """The bytes of the file."""
+    """The bytes of the file; raises ValueError where there are none."""
+    data = _encoded(item, allow_urls)
+    if not data:
+        raise ValueError("it is empty")
+    return data
+
+
+def _encoded(item: Reference, allow_urls: bool) -> bytes:
     if isinstance(item, bytes):
         return item
     if item.startswith("data:"):
@@ -141,7 +165,7 @@ def load_image(item: Reference, allow_urls: bool = False) -> Image.Image:
     Raises:
         Exception: Whatever the decoder makes of broken data.
     """
-    image = item if isinstance(item, Image.Image) else Image.open(io.BytesIO(encoded(item, allow_urls)))
+    image = item if isinstance(item, Image.Image) else _opened(encoded(item, allow_urls))
     image.load()
     image = ImageOps.exif_transpose(image)
     if image.mode == "I;16":
@@ -152,6 +176,17 @@ def load_image(item: Reference, allow_urls: bool = False) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     return image.convert("RGB")
+
+
+def _opened(data: bytes) -> Image.Image:
+    """Pillow's own messages name an object in memory, or an attack."""
+    try:
+        return Image.open(io.BytesIO(data))
+    except UnidentifiedImageError as error:
+        raise ValueError("it is of no format that Pillow knows") from error
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise ValueError(f"it has more pixels than Pillow opens, which is {most:,}. Scale it down") from error
 
 
 def load_clip(
@@ -211,23 +246,42 @@ def load_sound(item: Reference, allow_urls: bool, rate: int) -> Sound:
     Raises:
         Exception: Whatever the decoder makes of broken data.
     """
-    if _is_sound(item):
-        samples, given_rate = item
-    else:
-        import soundfile
-
-        with soundfile.SoundFile(io.BytesIO(encoded(item, allow_urls))) as file:
-            samples, given_rate = file.read(dtype="float32", always_2d=True), file.samplerate
-            # A file that was cut off reads as far as it goes.
-            if len(samples) < file.frames:
-                raise ValueError(f"it ends early: {len(samples)} of {file.frames} samples are there")
-    if samples.ndim == 2:
-        samples = samples.mean(axis=1)
+    samples, given_rate = item if _is_sound(item) else _decoded_sound(encoded(item, allow_urls))
     if not len(samples):
         raise ValueError("there is no sound in it")
+    if not np.isfinite(samples).all():
+        raise ValueError("it has samples that are no finite numbers")
     if given_rate != rate:
         samples = _resampled(samples, given_rate, rate)
     return np.ascontiguousarray(samples, dtype=np.float32), rate
+
+
+def _decoded_sound(data: bytes) -> Sound:
+    """Samples at the file's own rate."""
+    import soundfile
+
+    check_whole(data)
+    try:
+        file = soundfile.SoundFile(io.BytesIO(data))
+    except soundfile.LibsndfileError as error:
+        # Its message as a whole names an object in memory.
+        raise ValueError(f"libsndfile says: {error.error_string.rstrip('.')}") from error
+    with file:
+        samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
+        # A file that was cut off reads as far as it goes.
+        if len(samples) < file.frames:
+            raise ValueError(f"it ends early: {len(samples)} of {file.frames} samples are there")
+    return samples.mean(axis=1), rate
+
+
+def check_whole(data: bytes) -> None:
+    """Raises ValueError for a WAV file that was cut off, which libsndfile takes for a shorter one."""
+    if data[:4] != b"RIFF" or len(data) < 8:
+        return
+    length = int.from_bytes(data[4:8], "little") + 8
+    # Some programs count a last byte that they leave out.
+    if len(data) + 1 < length and 8 < length < UNKNOWN_LENGTH:
+        raise ValueError(f"it ends early: {len(data)} of {length} bytes are there")
 
 
 def _resampled(samples: np.ndarray, given_rate: int, rate: int) -> np.ndarray:

@@ -65,24 +65,21 @@ class MediaRequest:
     text: str
     media: Mapping[str, Sequence[Reference]]
     only_ids: bool = False
-    """Inputs and items stay where they were made."""
+    """The other inputs stay where they were made."""
 
 
 @dataclass(frozen=True)
 class MediaInputs:
-    """What the Actor and the engine take; arrays of numpy, which travel between processes as bytes."""
+    """What Actor and engine take; arrays of numpy, which travel between processes as bytes."""
 
     prompt_ids: list[int]
     """With as many placeholders for an item as it has pieces."""
     token_inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     item_inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
-    engine_media: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class MediaProcessor:
     """Decodes a prompt's media, brings them to size, and has the model's processor make its inputs of them.
-
-    What it gives the engine is what the processor got, and of sizes that a processor leaves as they are.
 
     Args:
         processor: The model's.
@@ -106,7 +103,7 @@ class MediaProcessor:
 
     def __call__(self, request: MediaRequest) -> MediaInputs:
         """Raises MediaError, with the item, for what cannot be read or is of a size that the model does not take."""
-        items = {kind: [self._item(kind, item) for item in found] for kind, found in request.media.items()}
+        items = self.items(request.media)
         try:
             made = self._processed(request.text, items)
         except ValueError as error:
@@ -124,8 +121,16 @@ class MediaProcessor:
             ids,
             {name: np.pad(made[name][0], (len(prefix), 0)) for name in of_tokens},
             {name: array for name, array in made.items() if name not in of_tokens},
-            items,
         )
+
+    def items(self, media: Mapping[str, Sequence[Reference]]) -> dict[str, list[Any]]:
+        """What the processor gets: images of PIL, clips as `(frames, metadata)`, sounds as `(samples, rate)`, of sizes
+        that it leaves as they are.
+
+        Raises:
+            MediaError: One cannot be read, or is of a size that the model does not take.
+        """
+        return {kind: [self._item(kind, item) for item in found] for kind, found in media.items()}
 
     def _item(self, kind: str, item: Reference) -> Any:
         decode: Mapping[str, Callable[[Reference], Any]] = {

@@ -37,7 +37,8 @@ def serve(fd: int) -> None:
         while True:
             message, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
-                return
+                # A worker at work does not see that the rank has gone, and may hang. All are of this process's group.
+                os.killpg(0, signal.SIGKILL)
             _fork(control, fds[0], processor)
             os.close(fds[0])
 

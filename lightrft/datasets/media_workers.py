@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from threading import Lock
 
 from lightrft.datasets.media_files import MediaError, shown
@@ -22,7 +21,6 @@ START_SECONDS = 120.0
 """How long a process may take until it works; the first waits for imports."""
 REQUEST_SECONDS = 300.0
 """How long a prompt's media may take: a decoder that hangs is ended then."""
-CLOSE_SECONDS = 10.0
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from lightrft.datasets.media_server import serve; serve(int(sys.argv[2]))"
@@ -42,28 +40,39 @@ class MediaWorkers:
     Args:
         pretrain: Folder (or hub id) of the model, whose processor each process has.
         limits: Of the flags.
-        num_workers: Processes; with 0, a thread of this one does the work.
+        num_workers: Processes; with 0, a thread of this one does the work, which nothing ends where it hangs.
     """
 
     def __init__(self, pretrain: str, limits: MediaLimits, num_workers: int) -> None:
         self._spec = (pretrain, limits)
         self._threads = ThreadPoolExecutor(max(1, num_workers), thread_name_prefix="media")
         self._own = MediaProcessor.load(pretrain, limits) if num_workers == 0 else None
-        self._idle: SimpleQueue[Worker] = SimpleQueue()
         self._server: MediaServer | None = None
         self._lock = Lock()
+        """Of what follows; nobody waits for a process while holding it."""
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
+        self._is_closed = False
 
     def submit(self, request: MediaRequest) -> "Future[MediaInputs]":
         """The inputs to come, or MediaError with the item that is at fault."""
         return self._threads.submit(self._inputs, request)
 
     def close(self) -> None:
-        """Ends all processes; what was submitted and has not begun is dropped."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        while not self._idle.empty():
-            self._idle.get().connection.close()
-        if self._server is not None:
-            self._server.close()
+        """Ends all processes, at work or not; what was submitted and has not begun is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._is_closed = True
+            # Threads that wait for one of these see its end.
+            for worker in self._busy:
+                worker.kill()
+            for worker in self._idle:
+                worker.connection.close()
+            self._idle = []
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        self._threads.shutdown(wait=True)
 
     def _inputs(self, request: MediaRequest) -> MediaInputs:
         said = answer(self._own, request) if self._own is not None else self._asked(request)
@@ -74,43 +83,96 @@ class MediaWorkers:
     def _asked(self, request: MediaRequest) -> MediaInputs | MediaFailure:
         worker = self._worker()
         try:
-            worker.connection.send(request)
-            if not worker.connection.poll(REQUEST_SECONDS):
-                worker.kill()
-                return MediaFailure(f"{_items(request)}: not decoded after {REQUEST_SECONDS:g} s", is_media=True)
-            said = worker.connection.recv()
+            said = worker.answer(request)
         except (EOFError, ConnectionError):
-            worker.connection.close()
-            return MediaFailure(f"{_items(request)}: the process that decoded it has died", is_media=True)
-        self._idle.put(worker)
-        return said
+            failure = "the process that decoded it has died"
+        except TimeoutError:
+            worker.kill()
+            failure = f"not decoded after {REQUEST_SECONDS:g} s"
+        except BaseException:
+            # It would answer the next request with what this one asked for.
+            worker.kill()
+            self._drop(worker)
+            raise
+        else:
+            self._give_back(worker)
+            return said
+        self._drop(worker)
+        return MediaFailure(f"{_items(request)}: {failure}", is_media=True)
 
     def _worker(self) -> "Worker":
         """One that is idle, or a new one: there are never more of them than threads."""
         with self._lock:
-            if not self._idle.empty():
-                return self._idle.get()
+            if self._is_closed:
+                raise RuntimeError("media workers were closed.")
+            if self._idle:
+                worker = self._idle.pop()
+                self._busy.add(worker)
+                return worker
             if self._server is None or not self._server.is_alive:
                 self._server = MediaServer(*self._spec)
-            return Worker(self._server.start())
+            connection = self._server.start()
+        worker = Worker(connection)
+        with self._lock:
+            self._busy.add(worker)
+            is_closed = self._is_closed
+        if is_closed:
+            self._drop(worker)
+            raise RuntimeError("media workers were closed.")
+        return worker
+
+    def _give_back(self, worker: "Worker") -> None:
+        """For the next request."""
+        with self._lock:
+            if not self._is_closed:
+                self._busy.remove(worker)
+                self._idle.append(worker)
+                return
+        self._drop(worker)
+
+    def _drop(self, worker: "Worker") -> None:
+        """Without its connection a worker that waits for requests ends."""
+        with self._lock:
+            self._busy.remove(worker)
+        worker.connection.close()
 
 
 class Worker:
-    """A process that decodes, as the rank sees it."""
+    """A process that decodes, as the rank sees it.
+
+    Raises:
+        TimeoutError, RuntimeError: It does not start.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        if not connection.poll(START_SECONDS):
-            raise TimeoutError(f"a media worker has not started after {START_SECONDS:g} s.")
         try:
+            if not connection.poll(START_SECONDS):
+                raise TimeoutError(f"a media worker has not started after {START_SECONDS:g} s.")
             self.pid: int = connection.recv()
         except EOFError as error:
+            connection.close()
             raise RuntimeError("a media worker has ended before it began: its output is above.") from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def answer(self, request: MediaRequest) -> MediaInputs | MediaFailure:
+        """What it says to a request.
+
+        Raises:
+            TimeoutError: Nothing, in time.
+            EOFError, ConnectionError: It has died.
+        """
+        self.connection.send(request)
+        if not self.connection.poll(REQUEST_SECONDS):
+            raise TimeoutError
+        return self.connection.recv()
 
     def kill(self) -> None:
+        """Its connection stays open here: the thread that waits for it sees the end there."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        self.connection.close()
 
 
 class MediaServer:
@@ -143,13 +205,11 @@ class MediaServer:
         return ours
 
     def close(self) -> None:
-        """Workers end when their own connections are closed."""
+        """Workers end when their own connections are closed; those that are still to be forked never begin."""
         self._control.close()
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # It may be about to load the processor, and has nothing to put in order.
+        self._process.kill()
+        self._process.wait()
 
 
 def _items(request: MediaRequest) -> str:

@@ -112,11 +112,11 @@ def _source_prompts(
     all_ids = tokenize([prompt.text for prompt in prompts], tokenizer)
     expanded = all_ids if media is None else _expanded(source, prompts, all_ids, media, data)
     examples = []
-    for (row, value), prompt, ids, actor_ids in zip(source.rows, prompts, all_ids, expanded, strict=True):
-        if not ids:
+    for (row, value), prompt, text_ids, ids in zip(source.rows, prompts, all_ids, expanded, strict=True):
+        if not text_ids:
             raise ValueError(f"{source.where(row)}: a prompt must have tokens: {prompt.text!r} has none. Drop the row.")
-        if actor_ids is not None:
-            examples.append(_example(first_row + row, value, prompt, ids, actor_ids, data, columns))
+        if ids is not None:
+            examples.append(_example(first_row + row, value, prompt, ids, data, columns))
     dataset = _fit(source, first_row, examples, tokenizer, data)
     return replace(dataset, num_unreadable=len(source.rows) - len(examples))
 
@@ -124,7 +124,7 @@ def _source_prompts(
 def _expanded(
     source: Source, prompts: Sequence[RenderedPrompt], all_ids: list[list[int]], media: MediaLoader, data: DataConfig
 ) -> list[list[int] | None]:
-    """Ids of each prompt as the Actor sees it; None for those to be left out, by `data.media_errors`."""
+    """Ids of each prompt with all that stands for its media; None for those to be left out, by `data.media_errors`."""
     with_media = [i for i, prompt in enumerate(prompts) if prompt.media]
     results = media.expanded_ids([(prompts[i].text, prompts[i].media) for i in with_media])
     expanded: list[list[int] | None] = [*all_ids]
@@ -172,7 +172,6 @@ def _example(
     value: Mapping[str, Any],
     prompt: RenderedPrompt,
     ids: list[int],
-    actor_ids: list[int],
     data: DataConfig,
     columns: Mapping[str, str],
 ) -> PromptExample:
@@ -180,8 +179,7 @@ def _example(
     return PromptExample(
         row=row,
         prompt=prompt.text,
-        prompt_ids=actor_ids,
-        engine_prompt_ids=ids,
+        prompt_ids=ids,
         media=prompt.media,
         messages=prompt.messages,
         label=value[data.label_key],
@@ -239,4 +237,4 @@ def _truncated(example: PromptExample, limit: int, tokenizer: PreTrainedTokenize
     bos = ids[:1] if ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1 else []
     ids = bos + ids[len(ids) - limit + len(bos) :]
     # The text that rewards and samples.jsonl show is the one that the model sees.
-    return replace(example, prompt=cast(str, tokenizer.decode(ids)), prompt_ids=ids, engine_prompt_ids=ids)
+    return replace(example, prompt=cast(str, tokenizer.decode(ids)), prompt_ids=ids)

@@ -94,7 +94,7 @@ SCORES = (
 _FILLER = Experience(
     group=-1,
     index=0,
-    example=PromptExample(row=-1, prompt="", prompt_ids=[0], engine_prompt_ids=[0]),
+    example=PromptExample(row=-1, prompt="", prompt_ids=[0]),
     response="",
     input_ids=torch.zeros(2, dtype=torch.long),
     position_ids=torch.arange(2),

@@ -221,7 +221,7 @@ def _filler(config: PretrainedConfig, kind: str) -> Experience:
     return Experience(
         group=-1,
         index=0,
-        example=PromptExample(row=-1, prompt="", prompt_ids=prompt_ids, engine_prompt_ids=prompt_ids),
+        example=PromptExample(row=-1, prompt="", prompt_ids=prompt_ids),
         response="",
         input_ids=input_ids,
         position_ids=family.positions(config, input_ids, item_inputs),

@@ -46,7 +46,7 @@ def text_sample(ids: Sequence[int]) -> Experience:
     return Experience(
         group=0,
         index=0,
-        example=PromptExample(row=-1, prompt="", prompt_ids=[], engine_prompt_ids=[]),
+        example=PromptExample(row=-1, prompt="", prompt_ids=[]),
         response="",
         input_ids=torch.tensor(ids, dtype=torch.long),
         position_ids=torch.arange(len(ids)),

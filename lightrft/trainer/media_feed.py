@@ -10,6 +10,9 @@ from lightrft.types import PromptExample
 NumberedPrompt: TypeAlias = tuple[int, PromptExample]
 """Index in the global rollout batch, and the prompt there."""
 
+STEP, BATCHES = "step", "batches"
+"""What media are decoded ahead for: an evaluation between two steps leaves what the second one will need."""
+
 
 class MediaFeed:
     """Decodes the media of prompts; errors of any rank end all.
@@ -32,16 +35,16 @@ class MediaFeed:
             examples = self.loader.with_inputs([example for _, example in prompts])
         return [(number, example) for (number, _), example in zip(prompts, examples, strict=True)]
 
-    def prefetch(self, prompts: Sequence[NumberedPrompt]) -> None:
-        """Starts to decode what `decoded` will be asked for next."""
+    def prefetch(self, prompts: Sequence[NumberedPrompt], purpose: str = STEP) -> None:
+        """Starts to decode what `decoded` will be asked for, and forgets what it had started for the same purpose."""
         if self.loader is not None:
-            self.loader.prefetch([example for _, example in prompts])
+            self.loader.prefetch([example for _, example in prompts], purpose)
 
     def batches(self, batches: Sequence[Sequence[NumberedPrompt]]) -> Iterator[Sequence[NumberedPrompt]]:
         """Each batch, decoded while the one before is used. Every rank must have as many, and take all."""
         for i, batch in enumerate(batches):
             decoded = self.decoded(batch)
-            self.prefetch(batches[i + 1] if i + 1 < len(batches) else ())
+            self.prefetch(batches[i + 1] if i + 1 < len(batches) else (), BATCHES)
             yield decoded
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class PretrainingTexts:
         return Experience(
             group=row,
             index=0,
-            example=PromptExample(row=row, prompt="", prompt_ids=ids[:1], engine_prompt_ids=ids[:1]),
+            example=PromptExample(row=row, prompt="", prompt_ids=ids[:1]),
             response="",
             input_ids=input_ids,
             position_ids=position_ids(self.hf_config, input_ids, {}),

@@ -201,7 +201,7 @@ def make_sample(
         group=group,
         index=index,
         # Decoded media would travel with every sample to the rewards and between ranks.
-        example=replace(prompt, token_inputs={}, item_inputs={}, engine_media={}),
+        example=replace(prompt, token_inputs={}, item_inputs={}),
         response=response,
         input_ids=input_ids,
         position_ids=position_ids(hf_config, input_ids, prompt.item_inputs),

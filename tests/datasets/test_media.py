@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import Qwen2VLImageProcessor
 
 from lightrft.config import DataConfig
@@ -84,8 +83,8 @@ def save_images(folder: Path, *names: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("high", [None, 64 * 28 * 28])
-def test_engine_and_trainer_count_the_same_image_tokens(size, high):
-    """DATA-07: in the sizes of the real Qwen2.5-VL, 28 x 28 pixels a token.
+def test_an_image_has_as_many_tokens_as_the_models_processor_makes_of_its_file(size, high):
+    """DATA-07: in the sizes of the real Qwen2.5-VL, 28 x 28 pixels a token. Engines get these ids and pixels.
 
     32 x 32 has 1 of them, less than 4, and becomes 56 x 56; 640 x 480 has 23 x 17 = 391; 2000 x 1500 has 3,827, more
     than the processor's 1,280. At 64 tokens, 640 x 480 has 9 x 6 and 2000 x 1500 too.
@@ -94,11 +93,6 @@ def test_engine_and_trainer_count_the_same_image_tokens(size, high):
     processor.image_processor = Qwen2VLImageProcessor()
     text = processor.apply_chat_template(ASK, tokenize=False)
     made = MediaProcessor(processor, MediaLimits(image_max_pixels=high))(MediaRequest(text, {"image": [image(*size)]}))
-    [given] = made.engine_media["image"]
-    # What an engine makes of its image with the model's own processor, and what the processor makes of the file.
-    by_engine = processor(text=[text], images=[given], return_tensors="pt")
-    assert np.array_equal(made.item_inputs["pixel_values"], by_engine["pixel_values"].numpy())
-    assert made.prompt_ids == by_engine["input_ids"][0].tolist()
     limits = {"shortest_edge": 56 * 56, "longest_edge": high or 28 * 28 * 1280}
     direct = processor(text=[text], images=[image(*size)], size=limits, return_tensors="pt")
     assert made.prompt_ids == direct["input_ids"][0].tolist()
@@ -111,8 +105,10 @@ def test_engine_and_trainer_count_the_same_image_tokens(size, high):
 def test_an_item_that_was_brought_to_size_is_not_changed_again(family, size):
     processor = tiny_media.PROCESSORS[family]()
     text = processor.apply_chat_template(ASK, tokenize=False)
-    made = MediaProcessor(processor, MediaLimits())(MediaRequest(text, {"image": [image(*size)]}))
-    again = processor(text=[text], images=list(made.engine_media["image"]), return_tensors="pt")
+    make = MediaProcessor(processor, MediaLimits())
+    media = {"image": [image(*size)]}
+    made = make(MediaRequest(text, media))
+    again = processor(text=[text], images=make.items(media)["image"], return_tensors="pt")
     direct = processor(text=[text], images=[image(*size)], return_tensors="pt")
     assert made.prompt_ids == again["input_ids"][0].tolist() == direct["input_ids"][0].tolist()
     assert np.array_equal(made.item_inputs["pixel_values"], again["pixel_values"].numpy())
@@ -120,12 +116,9 @@ def test_an_item_that_was_brought_to_size_is_not_changed_again(family, size):
 
 def test_tiles_are_of_an_image_within_the_limits():
     """InternVL: 2000 x 1500 at 1,200 pixels at most: 40 x 30."""
-    processor = tiny_media.internvl()
-    text = processor.apply_chat_template(ASK, tokenize=False)
-    made = MediaProcessor(processor, MediaLimits(image_max_pixels=1200))(
-        MediaRequest(text, {"image": [image(1500, 2000)]})
-    )
-    assert made.engine_media["image"][0].size == (40, 30)
+    make = MediaProcessor(tiny_media.internvl(), MediaLimits(image_max_pixels=1200))
+    [scaled] = make.items({"image": [image(1500, 2000)]})["image"]
+    assert scaled.size == (40, 30)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +130,7 @@ def test_tiles_are_of_an_image_within_the_limits():
     ],
 )
 def test_limits_that_the_models_processor_would_not_keep_are_refused(limits, message):
-    """An engine with the processor of the model's folder would change the sizes again."""
+    """It would change the sizes again."""
     with pytest.raises(ValueError, match=message):
         MediaProcessor(tiny_media.qwen2_5_vl(), MediaLimits(**limits))
 
@@ -161,10 +154,10 @@ def test_frames_are_as_many_and_as_large_as_the_flags_say(tmp_path, family):
         if family == "qwen3_vl" and "video_max_pixels" not in limits:
             # 4 frames of 64 x 64 for all of them: 2 may be of the full size.
             size = {4: (48, 72), 2: (64, 96)}[count]
-        made = MediaProcessor(processor, MediaLimits(**limits))(
-            MediaRequest(text, {"video": [str(tmp_path / "a.mp4")]})
-        )
-        [(frames, metadata)] = made.engine_media["video"]
+        make = MediaProcessor(processor, MediaLimits(**limits))
+        media = {"video": [str(tmp_path / "a.mp4")]}
+        made = make(MediaRequest(text, media))
+        [(frames, metadata)] = make.items(media)["video"]
         assert frames.shape == (count, *size, 3)
         again = processor(
             text=[text], videos=[frames], video_metadata=[metadata], do_sample_frames=False, return_tensors="pt"
@@ -176,9 +169,9 @@ def test_frames_are_as_many_and_as_large_as_the_flags_say(tmp_path, family):
 
 def test_a_clip_of_one_frame_fills_a_piece_of_time(tmp_path):
     save_video(tmp_path / "a.mp4", [100], 10)
-    processor = tiny_media.qwen3_vl()
-    made = MediaProcessor(processor, MediaLimits())(MediaRequest("<|video_pad|>", {"video": [str(tmp_path / "a.mp4")]}))
-    assert made.engine_media["video"][0][0].shape[0] == 2
+    make = MediaProcessor(tiny_media.qwen3_vl(), MediaLimits())
+    [(frames, _)] = make.items({"video": [str(tmp_path / "a.mp4")]})["video"]
+    assert len(frames) == 2
 
 
 def test_sounds_are_heard_whole_or_refused(tmp_path):
@@ -187,11 +180,12 @@ def test_sounds_are_heard_whole_or_refused(tmp_path):
     make = MediaProcessor(processor, MediaLimits())
     text = "<|audio_bos|><|AUDIO|><|audio_eos|>"
     for seconds, tokens in ((1.0, 25), (0.02, 2)):
-        made = make(MediaRequest(text, {"audio": [str(save_tone(tmp_path / "a.wav", seconds, 440))]}))
+        media = {"audio": [str(save_tone(tmp_path / "a.wav", seconds, 440))]}
+        made = make(MediaRequest(text, media))
         assert made.prompt_ids.count(processor.audio_token_id) == tokens
         assert made.item_inputs["input_features"].shape == (1, 16, 100)
         assert made.item_inputs["feature_attention_mask"].sum() == max(10, round(100 * seconds))
-        [(samples, rate)] = made.engine_media["audio"]
+        [(samples, rate)] = make.items(media)["audio"]
         again = processor(text=[text], audio=[samples], sampling_rate=rate, return_tensors="pt")
         assert made.prompt_ids == again["input_ids"][0].tolist()
     save_tone(tmp_path / "a.wav", 1.5, 440)
@@ -212,14 +206,13 @@ def test_rows_keep_their_own_images_through_shuffling_and_micro_batching(run):
     owned = [names[:1], names[1:4], [], names[4:]]
     rows = [{"images": owned[i], "input": "<image>" * len(owned[i]) + f"row {i}"} for i in range(4)]
     examples = run.prompts(rows, loader)
-    loader.prefetch([examples[1], examples[3]])
+    loader.prefetch([examples[1], examples[3]], "step")
     order = [2, 0, 3, 1]
     decoded = dict(zip(order, loader.with_inputs([examples[i] for i in order]), strict=True))
     for i, example in decoded.items():
         assert example.media == ({"image": [str(run.folder / name) for name in owned[i]]} if owned[i] else {})
-        assert [given.height for given in example.engine_media.get("image", [])] == [
-            16 + 8 * int(n[0]) for n in owned[i]
-        ]
+        heights = [4 * grid[1] for grid in example.item_inputs["image_grid_thw"].tolist()] if owned[i] else []
+        assert heights == [16 + 8 * int(name[0]) for name in owned[i]]
     samples = [sample_of(decoded[i]) for i in range(4)]
     for plan in ([[2, 0, 3, 1]], [[3, 2], [1, 0]]):
         for batch, indices, _ in micro_batches(samples, plan, "packed", torch.device("cpu"), ()):
@@ -269,8 +262,8 @@ def test_marks_columns_and_content_parts_say_alike_where_an_image_stands(run):
     assert {tuple(example.media["image"]) for example in examples} == {
         (str(run.folder / "a.png"), str(run.folder / "b.png"))
     }
-    # 16 x 32 and 24 x 32 pixels: 8 and 12 tokens instead of one each.
-    assert {len(e.prompt_ids) - len(e.engine_prompt_ids) for e in examples} == {7 + 11}
+    # 16 x 32 and 24 x 32 pixels: 8 and 12 tokens.
+    assert {e.prompt_ids.count(run.processor.image_token_id) for e in examples} == {8 + 12}
     assert "images" not in examples[0].extra
 
 
@@ -298,7 +291,7 @@ def test_a_plain_prompt_takes_marks_too(run):
 def test_a_mark_in_a_row_without_such_media_is_text(run):
     (example,) = run.prompts([{"input": "write <image> and <video>"}])
     assert "write <image> and <video>" in example.prompt and not example.media
-    assert example.prompt_ids == example.engine_prompt_ids
+    assert example.prompt_ids == run.processor.tokenizer(example.prompt)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -397,8 +390,6 @@ def test_processes_make_what_the_rank_itself_makes_and_go_on_after_a_death(run):
     assert len(made.token_inputs["mm_token_type_ids"]) == len(made.prompt_ids)
     for ours, theirs in ((made.token_inputs, same.token_inputs), (made.item_inputs, same.item_inputs)):
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for ours, theirs in zip(made.engine_media["image"], same.engine_media["image"], strict=True):
-        assert isinstance(ours, Image.Image) and ours.tobytes() == theirs.tobytes()
     assert text is examples[1]
     workers = loader._workers
     os.kill(pid_of_worker(workers), signal.SIGKILL)
@@ -408,8 +399,7 @@ def test_processes_make_what_the_rank_itself_makes_and_go_on_after_a_death(run):
 
 
 def pid_of_worker(workers: MediaWorkers) -> int:
-    worker = workers._idle.get()
-    workers._idle.put(worker)
+    [worker] = workers._idle
     return worker.pid
 
 
@@ -419,7 +409,7 @@ from lightrft.datasets.media_inputs import MediaLimits, MediaRequest
 from lightrft.datasets.media_workers import MediaWorkers
 workers = MediaWorkers(sys.argv[1], MediaLimits(), 1)
 workers.submit(MediaRequest("hi", {})).result()
-print(workers._idle.get().pid, workers._server._process.pid, flush=True)
+print(workers._idle[0].pid, workers._server._process.pid, flush=True)
 time.sleep(600)
 """
 

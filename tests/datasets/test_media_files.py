@@ -1,5 +1,6 @@
 import base64
 import io
+import re
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,15 @@ import pytest
 import soundfile
 from PIL import Image
 
-from lightrft.datasets.media_files import check_packages, encoded, load_clip, load_image, load_sound, references
+from lightrft.datasets.media_files import (
+    check_packages,
+    encoded,
+    load_clip,
+    load_image,
+    load_sound,
+    references,
+    shown,
+)
 from tests.datasets.media_samples import image, save_tone, save_video
 
 
@@ -143,9 +152,74 @@ def test_samples_that_the_caller_has_decoded_are_taken_as_they_are():
     assert load_sound(reference, False, 16_000)[0].tolist() == [0.0, 0.5, -0.5]
 
 
-def test_an_empty_sound_is_an_error(tmp_path):
+@pytest.mark.parametrize("is_first", [True, False])
+def test_channels_of_decoded_samples_are_averaged_whichever_axis_they_are(is_first):
+    """(0.0 + 0.5) / 2, (0.5 + 0.5) / 2, (-1.0 + 0.0) / 2."""
+    array = np.array([[0.0, 0.5, -1.0], [0.5, 0.5, 0.0]])
+    [reference] = references({"array": array if is_first else array.T, "sampling_rate": 16_000}, None)
+    samples, _ = load_sound(reference, False, 16_000)
+    assert samples.tolist() == [0.25, 0.5, -0.5] and samples.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([0, 16_384], dtype=np.int16), "from -1 to 1: got int16. Divide them first"),
+        (np.zeros((2, 2, 8)), "or one more of channels: got shape (2, 2, 8)"),
+    ],
+)
+def test_decoded_samples_of_another_form_are_refused(array, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        references({"array": array, "sampling_rate": 16_000}, None)
+
+
+@pytest.mark.parametrize("samples", [[], [0.5, float("nan")], [float("inf"), 0.5]])
+def test_no_samples_and_such_that_are_no_numbers_are_errors(samples):
+    """Those of a file of floating-point numbers too: a NaN would make every log-prob one."""
+    [reference] = references({"array": np.array(samples, dtype=np.float32), "sampling_rate": 16_000}, None)
+    with pytest.raises(ValueError, match=r"^(there is no sound in it|it has samples that are no finite numbers)$"):
+        load_sound(reference, False, 16_000)
+
+
+def test_a_sound_without_samples_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"^there is no sound in it$"):
         load_sound(str(save_tone(tmp_path / "a.wav", 0.0, 440)), False, 16_000)
+
+
+def test_a_wav_file_that_was_cut_off_is_an_error_but_one_of_unknown_length_is_not(tmp_path):
+    """0.1 s at 8 kHz are 800 samples of 2 bytes behind a head of 44: 1,644 bytes. A pipe's head claims 2**32 - 1."""
+    data = save_tone(tmp_path / "a.wav", 0.1, 440).read_bytes()
+    with pytest.raises(ValueError, match=r"^it ends early: 1000 of 1644 bytes are there$"):
+        load_sound(data[:1000], False, 8000)
+    piped = data[:4] + b"\xff" * 4 + data[8:]
+    assert len(load_sound(piped, False, 8000)[0]) == 800
+
+
+@pytest.mark.parametrize(
+    ("data", "load", "message"),
+    [
+        (b"", load_image, "it is empty"),
+        (b"no picture", load_image, "it is of no format that Pillow knows"),
+        (b"no sound", partial(load_sound, rate=16_000), "libsndfile says: Format not recognised"),
+    ],
+)
+def test_what_is_no_picture_or_sound_is_said_without_an_object_in_memory(data, load, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        load(data, allow_urls=False)
+
+
+def test_an_image_of_too_many_pixels_is_an_error_with_a_remedy(monkeypatch):
+    """Pillow opens twice its limit, with a warning from there on."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match=r"^it has more pixels than Pillow opens, which is 200\. Scale it down$"):
+        load_image(png(image(15, 15)))
+
+
+def test_base64_may_have_line_breaks_and_long_or_empty_text_is_not_shown_whole():
+    data = png(image(16, 16))
+    assert references(base64.encodebytes(data).decode(), None) == [data]
+    assert shown("") == "''" and shown("/a/b.png") == "/a/b.png"
+    assert len(shown("/" + "a" * 5000)) < 60
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):

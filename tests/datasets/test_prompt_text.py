@@ -76,7 +76,7 @@ def test_a_chat_prompt_has_exactly_one_bos_whoever_adds_it(template, adds, tmp_p
     words, data = chat(template, adds)
     (example,) = load_prompts(str(path), "train", words, data, None)
     bos = [] if template == WITHOUT_BOS and adds is None else [0]
-    assert example.prompt_ids == example.engine_prompt_ids == [*bos, 3, 1, 5]
+    assert example.prompt_ids == [*bos, 3, 1, 5]
     assert example.prompt == ("<s> a </s> c" if template == WITH_BOS else "a </s> c")
 
 

@@ -54,8 +54,8 @@ def test_a_row_becomes_an_example_with_its_other_columns_untouched(path):
     )
     dataset = load_prompts(path, "train", tokenizer(), data(), None)
     assert list(dataset) == [
-        PromptExample(0, "a b", [3, 4], [3, 4], [1, None], "r", {"level": {"x": 1}}),
-        PromptExample(1, "c", [5], [5], None, None, {}),
+        PromptExample(0, "a b", [3, 4], [1, None], "r", {"level": {"x": 1}}),
+        PromptExample(1, "c", [5], None, None, {}),
     ]
     assert len(dataset) == 2 and dataset[-1].row == 1 and dataset.num_filtered == 0
 
@@ -98,7 +98,6 @@ def test_truncation_keeps_the_last_tokens_behind_the_bos_with_a_count(path, log)
         path, "train", tokenizer("<s> $A"), data(prompt_max_len=3, overlong_prompts="truncate"), None
     )
     assert [example.prompt_ids for example in dataset] == [[0, 5, 4], [0, 3, 4]]
-    assert [example.engine_prompt_ids for example in dataset] == [[0, 5, 4], [0, 3, 4]]
     assert [example.prompt for example in dataset] == ["<s> c b", "a b"]
     assert (dataset.num_truncated, dataset.num_filtered) == (1, 0)
     assert log.messages == [f"1 of 2 rows of {path} cut to their last prompt_max_len=3 tokens"]

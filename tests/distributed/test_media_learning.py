@@ -93,7 +93,7 @@ def steps_of(config: Config) -> list[dict]:
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_audio"])
 def test_grpo_on_media_raises_the_reward_on_two_ranks(two_ranks, tmp_path, family):
     """A model that does not look is right once in three colours, or two tones."""
-    config = media_config(task_of(tmp_path / "task", family), tmp_path / "run", steps=60)
+    config = media_config(task_of(tmp_path / "task", family), tmp_path / "run", steps=32)
     assert two_ranks.run(run, config, timeout=300) == [0, 0]
     lines = steps_of(config)
     rewards = [line["reward/mean"] for line in lines]

@@ -1,7 +1,10 @@
 """Whole runs of models that take media, on two ranks."""
 
 import json
+import os
 import shutil
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from transformers import AutoModelForMultimodalLM, AutoProcessor, Qwen2_5_VLProc
 from lightrft.config import Config
 from lightrft.trainer import build_trainer
 from lightrft.trainer.export import export_checkpoint
+from lightrft.trainer.media_feed import NumberedPrompt
 from lightrft.trainer.setup import check_inputs
 from tests import tiny_media
 from tests.datasets.media_samples import image, save_tone, save_video
@@ -89,20 +93,53 @@ def test_a_run_with_images_trains_evaluates_goes_on_and_exports_its_processor(tw
         AutoModelForMultimodalLM.from_pretrained(folder)
 
 
+def test_images_stay_with_their_samples_when_minibatches_are_dealt_anew(two_ranks, media_task, tmp_path):
+    """DATA-06: without learning, every update gives each sample the log-probs that it had before.
+
+    16 samples in two minibatches of 8, twice, each dealt by one permutation of all; with the image of another sample a
+    response has other ones.
+    """
+    train = {"train_batch_size": 8, "micro_train_batch_size": 2, "max_epochs": 2, "max_steps": 1}
+    optimizer = {"actor_learning_rate": 1e-30}
+    config = media_config(media_task, tmp_path / "run", train=train, optimizer=optimizer)
+    two_ranks.run(run, config)
+    [_, line] = read(config, "metrics.jsonl")
+    assert line["train/grad_norm"] > 0
+    assert abs(line["train/ppo_kl"]) < 1e-6 and line["train/clip_low"] == line["train/clip_high"] == 0
+
+
 def test_broken_images_stop_both_ranks_or_are_left_out(two_ranks, media_task, tmp_path):
-    """DATA-05: a file that was cut off and one that is not there, before anything is loaded and without a hang."""
+    """DATA-05: a JPEG that was cut off and a file that is not there, before anything is loaded and without a hang."""
     task = tmp_path / "task"
     shutil.copytree(media_task, task)
-    whole = (task / "0_0.png").read_bytes()
-    (task / "cut.png").write_bytes(whole[: len(whole) // 2])
+    image(64, 64).save(task / "whole.jpg")
+    whole = (task / "whole.jpg").read_bytes()
+    (task / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     rows = [json.loads(line) for line in (task / "prompts.jsonl").read_text().splitlines()]
-    rows[4]["images"], rows[6]["images"] = ["cut.png"], ["absent.png", "0_0.png"]
+    rows[4]["images"], rows[6]["images"] = ["cut.jpg"], ["absent.png", "0_0.png"]
     (task / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     messages = two_ranks.run(mistake, media_config(task, tmp_path / "run"))
-    assert messages[0] == messages[1] and f"row 4 (line 5): {task}/cut.png: this image cannot be read: " in messages[0]
+    assert messages[0] == messages[1] and f"row 4 (line 5): {task}/cut.jpg: this image cannot be read: " in messages[0]
     skipping = media_config(task, tmp_path / "run", data={"media_errors": "skip"}, train={"max_steps": 1})
     two_ranks.run(run, skipping)
     assert {sample["row"] for sample in read(skipping, "samples.jsonl")} <= {0, 1, 2, 3, 5, 7}
+
+
+def test_dynamic_sampling_a_teacher_and_texts_take_prompts_with_images(two_ranks, media_task, tmp_path):
+    """Texts are trained on beside them: their micro-batches, which have no image, reach the tower on both ranks."""
+    tiny_media.save_model(tmp_path / "teacher", "qwen2_5_vl", seed=1)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"input": f"text {i}"}) + "\n" for i in range(8)))
+    owners = {
+        "model": {"teacher_pretrain": str(tmp_path / "teacher")},
+        "data": {"pretrain_data": str(tmp_path / "texts.jsonl")},
+        "rollout": {"dynamic_sampling": True, "dynamic_sampling_tries": 2},
+        "algorithm": {"ptx_coef": 0.1, "opd_kl_coef": 0.1},
+    }
+    config = media_config(media_task, tmp_path / "run", train={"max_steps": 1}, **owners)
+    two_ranks.run(run, config)
+    [_, line] = read(config, "metrics.jsonl")
+    assert line["rollout/log_prob_mismatch"] < 1e-3
+    assert line["dynamic_sampling/tries"] in (1, 2) and line["kl/teacher"] > 0 and line["train/ptx_loss"] > 0
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "internvl", "qwen2_audio"])
@@ -142,3 +179,33 @@ def test_an_image_that_goes_away_ends_both_ranks_with_its_path(two_ranks, media_
     config = media_config(task, tmp_path / "run", train={"num_episodes": 1})
     messages = two_ranks.run(remove_and_train, config, task / "4_0.png")
     assert all("4_0.png: this image cannot be read" in message and "decoding media" in message for message in messages)
+
+
+def seconds_to_end(config: Config, folder: Path) -> float:
+    """Of a run of one step, while what is decoded ahead for a second one hangs."""
+    trainer = build_trainer(config)
+    prefetch = trainer.media.prefetch
+    hung_at = []
+
+    def hanging(prompts: Sequence[NumberedPrompt]) -> None:
+        trainer.strategy.collectives.barrier()
+        if trainer.strategy.is_rank_0:
+            for path in folder.glob("*_*.png"):
+                path.unlink()
+                os.mkfifo(path)
+        trainer.strategy.collectives.barrier()
+        prefetch(prompts)
+        hung_at.append(time.monotonic())
+
+    trainer.media.prefetch = hanging
+    trainer.fit()
+    return time.monotonic() - hung_at[0]
+
+
+def test_a_decoder_that_hangs_does_not_delay_the_end_of_a_run(two_ranks, media_task, tmp_path):
+    """The images of the next step have become pipes that nobody writes to; a request may take five minutes."""
+    task = tmp_path / "task"
+    shutil.copytree(media_task, task)
+    config = media_config(task, tmp_path / "run", data={"media_workers": 2}, train={"max_steps": 1})
+    assert max(two_ranks.run(seconds_to_end, config, task, timeout=120)) < 60
+    assert len(read(config, "samples.jsonl")) == 16

@@ -37,7 +37,7 @@ def engine_differences(strategy, actor, dtype=torch.float32):
 
 
 def prompt(row, ids):
-    return PromptExample(row=row, prompt="", prompt_ids=ids, engine_prompt_ids=ids)
+    return PromptExample(row=row, prompt="", prompt_ids=ids)
 
 
 def generate(strategy, prompts, n=1, **params):

@@ -40,7 +40,7 @@ pytestmark = [
 ]
 SAMPLED = SamplingParams(max_new_tokens=128)
 PROMPTS = torch.randint(5, 150_000, (64, 64), generator=torch.Generator().manual_seed(7)).tolist()
-BATCH = [PromptExample(row, prompt="", prompt_ids=ids, engine_prompt_ids=ids) for row, ids in enumerate(PROMPTS)]
+BATCH = [PromptExample(row, prompt="", prompt_ids=ids) for row, ids in enumerate(PROMPTS)]
 SEEDS = [[row] for row in range(len(BATCH))]
 
 
@@ -207,7 +207,7 @@ def test_a_killed_process_ends_the_run_and_leaves_nothing(data: list[str], tmp_p
 
 
 def test_the_longest_context_is_the_engine_s(engine: ManagedEngine) -> None:
-    ids = PROMPTS[0] * 10
-    example = PromptExample(0, prompt="", prompt_ids=ids, engine_prompt_ids=ids[: MAX_MODEL_LEN - 8])
+    ids = (PROMPTS[0] * 10)[: MAX_MODEL_LEN - 8]
+    example = PromptExample(0, prompt="", prompt_ids=ids)
     [[output]] = engine.generate([example], replace(SAMPLED, max_new_tokens=8), [[1]])
     assert len(output.response_ids) == 8

@@ -38,7 +38,7 @@ def adapter(folder: Path, model: PreTrainedModel) -> Sampled:
     engine.wake_up(["weights"])
     load(engine, model)
     engine.wake_up(["kv_cache"])
-    examples = [PromptExample(row, prompt="", prompt_ids=ids, engine_prompt_ids=ids) for row, ids in enumerate(batch())]
+    examples = [PromptExample(row, prompt="", prompt_ids=ids) for row, ids in enumerate(batch())]
     params = SamplingParams(max_new_tokens=NUM_TOKENS)
     outputs = engine.generate(examples, params, [[example.row] for example in examples])
     return [(e.prompt_ids, out.response_ids, out.log_probs or []) for e, [out] in zip(examples, outputs, strict=True)]

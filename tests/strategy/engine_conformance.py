@@ -46,7 +46,7 @@ def reference(model: PreTrainedModel, folder: Path) -> Reference:
 
 def prompt(ids: Sequence[int], row: int = 0) -> PromptExample:
     text = "".join(CHARACTERS[i] for i in ids)
-    return PromptExample(row=row, prompt=text, prompt_ids=list(ids), engine_prompt_ids=list(ids))
+    return PromptExample(row=row, prompt=text, prompt_ids=list(ids))
 
 
 def prompts(*lengths: int) -> list[PromptExample]:
@@ -116,7 +116,7 @@ class EngineConformance(ABC):
     def test_greedy_output_is_that_of_hugging_face(self, engine: ManagedEngine, reference: Reference) -> None:
         batch = prompts(3, 9, 5)
         outputs = engine.generate(batch, GREEDY, [[0], [1], [2]])
-        assert ids_of(outputs) == [[hf_greedy(reference.model, p.engine_prompt_ids, 12)] for p in batch]
+        assert ids_of(outputs) == [[hf_greedy(reference.model, p.prompt_ids, 12)] for p in batch]
         assert {output.finish_reason for [output] in outputs} == {"length"}
 
     @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -339,7 +339,7 @@ class EngineConformance(ABC):
             return outputs
 
         def fresh() -> list[list[list[int]]]:
-            return [[hf_greedy(model, example.engine_prompt_ids, 12)] for example in batch]
+            return [[hf_greedy(model, example.prompt_ids, 12)] for example in batch]
 
         engine.register_sync(lambda: load(engine, model, version=9))
         expected = [fresh()]

@@ -13,7 +13,7 @@ PARAMS = SamplingParams(max_new_tokens=6)
 
 def test_what_stands_for_an_item_counts_as_the_tokens_that_are_made_of_it() -> None:
     """10 tokens for an image, which is one before it is expanded: 14 + 6 do not fit into 19."""
-    prompt = PromptExample(0, "", prompt_ids=[5] * 2 + [9] * 10 + [5] * 2, engine_prompt_ids=[5, 5, 9, 5, 5])
+    prompt = PromptExample(0, "", prompt_ids=[5] * 2 + [9] * 10 + [5] * 2)
     check_requests([prompt], PARAMS, max_model_len=20, takes_stop_strings=False)
     with pytest.raises(ValueError, match=r"14 \+ 6 tokens, context 19"):
         check_requests([prompt], PARAMS, max_model_len=19, takes_stop_strings=False)

@@ -25,7 +25,7 @@ def prompt_of(family: str, kinds: list[str], row: int = 0) -> PromptExample:
     sizes = {"image": (4, 4), "video": (2, 4, 4), "audio": (9,)}
     sample = tiny.sample(family, [tiny.item(family, kind, i, sizes[kind]) for i, kind in enumerate(kinds)])
     ids = sample.example.prompt_ids
-    return PromptExample(row, "", ids, ids, item_inputs=sample.item_inputs)
+    return PromptExample(row, "", ids, item_inputs=sample.item_inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,7 +68,7 @@ def test_items_of_the_same_pixels_and_another_shape_are_not_the_same() -> None:
     hashes = set()
     for sides in ((2, 8), (8, 2)):
         inputs = {"pixel_values": torch.ones(16, 96), "image_grid_thw": torch.tensor([[1, *sides]])}
-        same = PromptExample(0, "", prompt.prompt_ids, prompt.prompt_ids, item_inputs=inputs)
+        same = PromptExample(0, "", prompt.prompt_ids, item_inputs=inputs)
         made = engine_input(tiny.config("qwen3_vl"), same, torch.float32)
         hashes.add(made.media["image"]["hash"])
     assert len(hashes) == 2
@@ -79,7 +79,7 @@ def test_a_prompt_with_a_placeholder_too_few_is_refused_with_its_row() -> None:
     prompt = prompt_of("qwen2_vl", ["image"], row=7)
     short = prompt.prompt_ids.copy()
     short.remove(tiny.IDS["<|image_pad|>"])
-    broken = PromptExample(7, "", short, short, item_inputs=prompt.item_inputs)
+    broken = PromptExample(7, "", short, item_inputs=prompt.item_inputs)
     with pytest.raises(
         ValueError, match=r"row 7: .* it has 17 tokens, 3 of them of image, .* 4 pieces .* 18 tokens\.$"
     ):

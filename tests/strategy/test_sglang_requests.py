@@ -14,7 +14,7 @@ from tests.tiny_models import CHARACTERS
 
 PARAMS = SamplingParams(max_new_tokens=6)
 TOKENIZER = tiny_models.tokenizer()
-PROMPT = PromptExample(row=12, prompt="", prompt_ids=[4, 5, 6], engine_prompt_ids=[4, 6])
+PROMPT = PromptExample(row=12, prompt="", prompt_ids=[4, 5, 6])
 
 
 def answer(ids: list[int], finish_reason: str, log_prob: float = -1.0, num_prompt_tokens: int = 3) -> Response:

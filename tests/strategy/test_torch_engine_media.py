@@ -34,7 +34,6 @@ def prompts_of(family: str) -> list[PromptExample]:
             row=i,
             prompt="",
             prompt_ids=sample.example.prompt_ids,
-            engine_prompt_ids=sample.example.prompt_ids,
             token_inputs={name: value[: sample.response_start] for name, value in sample.token_inputs.items()},
             item_inputs=sample.item_inputs,
         )

@@ -16,7 +16,7 @@ TILE, SOUND, TEXT = tiny.IDS["<IMG_CONTEXT>"], tiny.IDS["<|AUDIO|>"], tiny.IDS["
 
 
 def prompt(ids: Sequence[int], **item_inputs: torch.Tensor) -> PromptExample:
-    return PromptExample(7, "", list(ids), list(ids), item_inputs=item_inputs)
+    return PromptExample(7, "", list(ids), item_inputs=item_inputs)
 
 
 def placed(family: str, example: PromptExample) -> list[tuple[str, int, list[int]]]:

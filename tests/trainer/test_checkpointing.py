@@ -58,7 +58,7 @@ def test_where_and_whether_checkpoints_are_saved():
 
 
 def prompts(*texts: str) -> list[PromptExample]:
-    return [PromptExample(row=row, prompt=t, prompt_ids=[1], engine_prompt_ids=[1]) for row, t in enumerate(texts)]
+    return [PromptExample(row=row, prompt=t, prompt_ids=[1]) for row, t in enumerate(texts)]
 
 
 def test_other_prompts_and_another_order_are_other_data():

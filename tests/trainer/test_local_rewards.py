@@ -50,7 +50,7 @@ def test_a_folder_that_holds_no_reward_model_is_refused_under_the_models_name(tm
 def test_roles_that_a_models_template_does_not_take_are_refused_with_a_row_that_has_them(tmp_path):
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}1"
     loaded = load_reward_models(named(safe=reward_folders.save(tmp_path, 0, strict)))
-    example = PromptExample(0, "", [1], [1], messages=[{"role": "user", "content": "1"}])
+    example = PromptExample(0, "", [1], messages=[{"role": "user", "content": "1"}])
     check_conversations(loaded, [example, replace(example, messages=None)])
     with_system = replace(example, row=7, messages=[{"role": "system", "content": "2"}, *(example.messages or ())])
     with pytest.raises(ValueError, match=r"^reward_pretrain safe, row 7: .*no system role \(roles: system, user"):

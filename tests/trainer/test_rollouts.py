@@ -18,7 +18,7 @@ def test_a_sample_has_the_ids_that_the_engine_used_and_not_those_of_its_text():
     """DATA-01, DATA-08: prompt a, b and response a, b stay two ids each, though `ab` is encoded as 2."""
     tokenizer = merging_tokenizer()
     assert tokenizer("ab")["input_ids"] == [2]
-    prompt = PromptExample(row=0, prompt="ab", prompt_ids=[0, 1], engine_prompt_ids=[0, 1])
+    prompt = PromptExample(row=0, prompt="ab", prompt_ids=[0, 1])
     output = GenerationOutput([0, 1, 3], "stop", [-1.0, -2.0, -3.0], weight_version=1)
     sample = make_sample(tokenizer, tiny_models.qwen2(), 0, 0, prompt, output)
     assert sample.input_ids.tolist() == [0, 1, 0, 1, 3]
