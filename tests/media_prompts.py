@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from lightrft.datasets.media_inputs import MediaLimits, MediaProcessor, MediaRequest
+from lightrft.datasets.media_inputs import MediaProcessor, MediaRequest
+from lightrft.datasets.media_sizes import MediaLimits
 from lightrft.types import PromptExample
 from tests.datasets.media_samples import image, save_tone, save_video
 

@@ -9,7 +9,8 @@ from transformers import ProcessorMixin
 
 from lightrft.config.arguments import DataConfig
 from lightrft.datasets.media_files import MediaError, Reference, check_packages
-from lightrft.datasets.media_inputs import MediaInputs, MediaLimits, MediaProcessor, MediaRequest
+from lightrft.datasets.media_inputs import MediaInputs, MediaProcessor, MediaRequest
+from lightrft.datasets.media_sizes import MediaLimits
 from lightrft.datasets.media_workers import MediaWorkers
 from lightrft.types import PromptExample
 

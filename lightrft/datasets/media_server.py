@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from lightrft.datasets.media_files import MediaError
-from lightrft.datasets.media_inputs import MediaInputs, MediaLimits, MediaProcessor, MediaRequest
+from lightrft.datasets.media_inputs import MediaInputs, MediaProcessor, MediaRequest
+from lightrft.datasets.media_sizes import MediaLimits
 
 START = b"s"
 

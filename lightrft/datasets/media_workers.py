@@ -14,8 +14,9 @@ from multiprocessing.connection import Connection
 from threading import Lock
 
 from lightrft.datasets.media_files import MediaError, shown
-from lightrft.datasets.media_inputs import MediaInputs, MediaLimits, MediaProcessor, MediaRequest
+from lightrft.datasets.media_inputs import MediaInputs, MediaProcessor, MediaRequest
 from lightrft.datasets.media_server import START, MediaFailure, answer
+from lightrft.datasets.media_sizes import MediaLimits
 
 START_SECONDS = 120.0
 """How long a process may take until it works; the first waits for imports."""

@@ -18,8 +18,9 @@ from transformers import Qwen2VLImageProcessor
 from lightrft.config import DataConfig
 from lightrft.datasets.media import MediaLoader
 from lightrft.datasets.media_files import MediaError
-from lightrft.datasets.media_inputs import MediaInputs, MediaLimits, MediaProcessor, MediaRequest, PixelRange
+from lightrft.datasets.media_inputs import MediaInputs, MediaProcessor, MediaRequest
 from lightrft.datasets.media_server import MediaFailure, loaded
+from lightrft.datasets.media_sizes import MediaLimits, PixelRange
 from lightrft.datasets.media_workers import MediaWorkers
 from lightrft.datasets.prompts import PromptDataset, load_prompts
 from lightrft.models.collate import micro_batches
@@ -405,7 +406,8 @@ def pid_of_worker(workers: MediaWorkers) -> int:
 
 RANK = """
 import sys, time
-from lightrft.datasets.media_inputs import MediaLimits, MediaRequest
+from lightrft.datasets.media_inputs import MediaRequest
+from lightrft.datasets.media_sizes import MediaLimits
 from lightrft.datasets.media_workers import MediaWorkers
 workers = MediaWorkers(sys.argv[1], MediaLimits(), 1)
 workers.submit(MediaRequest("hi", {})).result()

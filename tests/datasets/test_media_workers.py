@@ -20,7 +20,8 @@ from lightrft.config import DataConfig
 from lightrft.datasets import media_workers
 from lightrft.datasets.media import MediaLoader
 from lightrft.datasets.media_files import MediaError
-from lightrft.datasets.media_inputs import MediaInputs, MediaLimits, MediaRequest
+from lightrft.datasets.media_inputs import MediaInputs, MediaRequest
+from lightrft.datasets.media_sizes import MediaLimits
 from lightrft.datasets.media_workers import MediaWorkers
 from lightrft.types import PromptExample
 from tests import tiny_media
