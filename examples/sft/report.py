@@ -26,7 +26,7 @@ Test questions answered right, greedily:
   after SFT and GRPO  {summary["accuracy_after"]:6.1%}   {summary["steps"]} steps in {summary["train_seconds"]:.0f} s"""
 
 
-def main(run: Path, picture: Path | None = None) -> None:
+def main(run: tyro.conf.Positional[Path], picture: Path | None = None) -> None:
     """Print a run's result.
 
     Args:
@@ -41,4 +41,4 @@ def main(run: Path, picture: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, config=(tyro.conf.Positional,))
+    tyro.cli(main)

@@ -16,6 +16,7 @@ PYTHON=${PYTHON:-python}
 SFT_FLAGS=${SFT_FLAGS:-} # further ones of train.py
 PROMPTS=${PROMPTS:-64}
 SAMPLES=${SAMPLES:-8}
+LEARNING_RATE=${LEARNING_RATE:-5e-5}
 
 # The prompts ask for the answer as GSM8K's own answers have it: #### 72.
 [ -d "$RUN/data" ] || "$PYTHON" examples/gsm8k_geo3k/data_preprocess/gsm8k.py --local_dataset_path "$GSM8K" \
@@ -35,13 +36,13 @@ DATA_FLAGS=(--prompt_data "$RUN/data" --input_key prompt --label_key label --app
 EVALUATION=(--eval_data "$RUN/data" --max_eval_samples "${EVAL_SAMPLES:-1319}" --eval_temperature 0 --eval_steps 20)
 
 # A step is 64 questions x 8 answers, which make one optimizer step.
-ROLLOUT=(--engine_type "$ENGINE_TYPE" --engine_mem_util 0.3 --disable_engine_sleep --rollout_batch_size "$PROMPTS"
+ROLLOUT=(--engine_type "$ENGINE_TYPE" --engine_mem_util 0.1 --disable_engine_sleep --rollout_batch_size "$PROMPTS"
   --n_samples_per_prompt "$SAMPLES" --generate_max_len 256 --temperature 1.0)
 
 ALGORITHM=(--advantage_estimator group_norm --init_kl_coef 0 --reward_fn last_number)
 
-TRAINING=(--fsdp --train_batch_size $((PROMPTS * SAMPLES)) --max_tokens_per_micro_batch 32768 --max_steps "${STEPS:-100}" --num_episodes 2
-  --actor_learning_rate "${LEARNING_RATE:-1e-5}" --lr_scheduler constant --lr_warmup_steps 5 --seed 42)
+TRAINING=(--fsdp --train_batch_size $((PROMPTS * SAMPLES)) --max_tokens_per_micro_batch 8192 --max_steps "${STEPS:-100}" --num_episodes 2
+  --actor_learning_rate "$LEARNING_RATE" --lr_scheduler constant --lr_warmup_steps 5 --seed 42)
 
 exec "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 examples/gsm8k_geo3k/train_colocate.py \
   "${MODEL[@]}" "${DATA_FLAGS[@]}" "${EVALUATION[@]}" "${ROLLOUT[@]}" "${ALGORITHM[@]}" "${TRAINING[@]}" --save_path "$RUN/grpo" "$@"

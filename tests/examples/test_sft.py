@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -164,3 +165,15 @@ def test_the_report_states_accuracy_before_and_after(tmp_path):
     lines = describe(tmp_path).splitlines()
     assert lines[1].split() == ["after", "SFT", "5.0%"]
     assert lines[2].split()[-6:] == ["10.0%", "100", "steps", "in", "212", "s"]
+
+
+def test_the_report_draws_the_picture_that_a_flag_names(tmp_path, monkeypatch):
+    """As docs/sft.md calls it: the run is given by its place, the picture by its name."""
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"steps": 2, "train_seconds": 1.0, "accuracy_before": 0.0, "accuracy_after": 0.5})
+    )
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.1}\n{"step": 2, "reward/mean": 0.2}\n')
+    picture = tmp_path / "curve.png"
+    monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path), "--picture", str(picture)])
+    runpy.run_path(str(ROOT / "examples/sft/report.py"), run_name="__main__")
+    assert picture.read_bytes().startswith(b"\x89PNG")
