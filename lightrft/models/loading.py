@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -31,6 +32,7 @@ from lightrft.models.attention import VARLEN, supports_varlen
 from lightrft.models.collate import Layout
 from lightrft.models.lora import Adapter, add_adapter, fill_adapter, make_adapter
 from lightrft.models.multimodal import FAMILIES, family_of, suppressed_ids
+from lightrft.models.tower_attention import use_attention_by_length
 from lightrft.models.weights import persistent_tensors
 
 Kind: TypeAlias = Literal["causal_lm", "trunk", "classifier"]
@@ -164,8 +166,11 @@ def empty_model(loaded: LoadedConfig, kind: Kind, dtype: torch.dtype) -> PreTrai
     """
     with init_empty_weights(include_buffers=False):
         model = _auto_class(loaded, kind).from_config(
-            loaded.hf_config, dtype=dtype, attn_implementation=loaded.attn_implementation
+            deepcopy(loaded.hf_config), dtype=dtype, attn_implementation=loaded.attn_implementation
         )
+    family = family_of(loaded.hf_config)
+    if family.tower is not None and family.has_segments:
+        use_attention_by_length(model, type(getattr(loaded.hf_config, family.tower)))
     # Building on the meta device separates tied embeddings.
     model.tie_weights()
     if loaded.adapter is not None:

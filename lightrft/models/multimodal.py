@@ -26,6 +26,8 @@ class Family:
     positions: Positions
     tower: str | None = None
     """The part of the configuration that is of what reads media."""
+    has_segments: bool = False
+    """Whether the tower attends within segments whose borders it makes."""
     placeholders: Mapping[str, str] = field(default_factory=dict)
     """By kind of media, the configuration's name of the id that stands for a piece of it."""
     marks: tuple[str, ...] = ()
@@ -113,6 +115,7 @@ def _one_piece(config: PretrainedConfig) -> tuple[Tensor, Tensor]:
 _QWEN_VL = Family(
     mrope_positions,
     tower="vision_config",
+    has_segments=True,
     placeholders={"image": "image_token_id", "video": "video_token_id"},
     marks=("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
     smallest={"image": _smallest_image, "video": _smallest_clip},
@@ -120,6 +123,7 @@ _QWEN_VL = Family(
 _QWEN_VL_OLD = Family(
     mrope_positions,
     tower=_QWEN_VL.tower,
+    has_segments=_QWEN_VL.has_segments,
     placeholders=_QWEN_VL.placeholders,
     marks=_QWEN_VL.marks,
     smallest=_QWEN_VL.smallest,

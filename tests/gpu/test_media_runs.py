@@ -23,7 +23,7 @@ STEPS = 3
 FLAGS = shlex.split(
     "--fsdp --bf16 --gradient_checkpointing --advantage_estimator group_norm --rollout_batch_size 16 "
     "--n_samples_per_prompt 8 --train_batch_size 128 --max_tokens_per_micro_batch 8192 --prompt_max_len 384 "
-    "--generate_max_len 128 --num_episodes 20 --lr_warmup_steps 0 --actor_learning_rate 1e-6 --engine_mem_util 0.35 "
+    "--generate_max_len 128 --num_episodes 20 --lr_warmup_steps 0 --actor_learning_rate 1e-6 "
     f"--weight_check full --max_steps {STEPS}"
 )
 # By family: its sizes, its processor, its rows, and further flags. Adam's moments of 7B do not fit beside the rest.
@@ -32,13 +32,13 @@ MODELS = {
         media_models.QWEN2_5_VL_3B,
         media_models.qwen2_5_vl_processor,
         media_models.save_images,
-        ["--init_kl_coef", "0.01"],
+        ["--init_kl_coef", "0.01", "--engine_mem_util", "0.2"],
     ),
     "qwen2_audio": (
         media_models.QWEN2_AUDIO_7B,
         media_models.qwen2_audio_processor,
         media_models.save_sounds,
-        ["--init_kl_coef", "0.0", "--lora_rank", "16", "--lora_alpha", "32"],
+        ["--init_kl_coef", "0.0", "--engine_mem_util", "0.3", "--lora_rank", "16", "--lora_alpha", "32"],
     ),
 }
 PHASES = ("generate", "actor", "reference", "train", "sync")

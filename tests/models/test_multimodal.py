@@ -288,9 +288,12 @@ def test_models_of_two_families_do_not_share_samples(tmp_path):
 
 
 @pytest.mark.parametrize("attention", ["packed", "padded"])
-def test_ragged_attention_is_the_decoders_and_the_towers_is_plain(folder, family, attention):
+def test_ragged_attention_is_the_decoders_and_a_towers_is_by_length_or_plain(folder, family, attention):
     model = live(folder, family, attention)
     text = model.config.get_text_config()
-    tower = model.config.audio_config if family == "qwen2_audio" else model.config.vision_config
+    kind = type(model.config.audio_config if family == "qwen2_audio" else model.config.vision_config)
+    parts = [part for part in model.modules() if isinstance(getattr(part, "config", None), kind)]
     assert text._attn_implementation == ("varlen" if attention == "packed" else "sdpa")
-    assert tower._attn_implementation == "sdpa"
+    assert len(parts) > 1
+    plain = family in ("internvl", "qwen2_audio")
+    assert {part.config._attn_implementation for part in parts} == {"sdpa" if plain else "by_length_as_flash"}
