@@ -1,8 +1,10 @@
 """Media: images, videos and sounds of prompts, decoded by processes beside the rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from transformers import ProcessorMixin
@@ -10,9 +12,13 @@ from transformers import ProcessorMixin
 from lightrft.config.arguments import DataConfig
 from lightrft.datasets.media_files import MediaError, Reference, check_packages
 from lightrft.datasets.media_inputs import MediaInputs, MediaProcessor, MediaRequest
+from lightrft.datasets.media_shares import Ranks, by_shares
 from lightrft.datasets.media_sizes import MediaLimits
 from lightrft.datasets.media_workers import MediaWorkers
 from lightrft.types import PromptExample
+
+PromptWithMedia: TypeAlias = tuple[str, Mapping[str, Sequence[Reference]]]
+"""Its text, and its items by kind."""
 
 EVERY_ROW = 1_000
 """Prompts that are under way at once when a data set is checked."""
@@ -40,18 +46,33 @@ class MediaLoader:
         self.columns = {kind: key for kind, key in media_columns(data).items() if kind in self.kinds}
         """The column of each kind that the model takes."""
         self._workers = MediaWorkers(pretrain, limits, num_workers)
+        self._ranks: Ranks | None = None
         self._pending: dict[str, dict[int, tuple[PromptExample, Future[MediaInputs]]]] = {}
         """By purpose and by the identity of the example, which is held so that no other one gets it."""
 
-    def expanded_ids(
-        self, prompts: Sequence[tuple[str, Mapping[str, Sequence[Reference]]]]
-    ) -> list[list[int] | MediaError]:
+    @contextmanager
+    def shared_by(self, ranks: Ranks) -> Iterator[None]:
+        """Context in which `expanded_ids` decodes this rank's share alone, and every rank must call it alike."""
+        self._ranks = ranks
+        try:
+            yield
+        finally:
+            self._ranks = None
+
+    def expanded_ids(self, prompts: Sequence[PromptWithMedia]) -> list[list[int] | MediaError]:
         """Ids of each prompt with its placeholders expanded, or why one of its items cannot be read.
 
         Raises:
-            ValueError: A package that decodes such media is not installed.
+            ValueError: A package that decodes such media is not installed, or ranks that share the work have not as
+                many prompts.
+            PhaseError: It failed on another of them.
         """
         check_packages({kind for _, media in prompts for kind in media})
+        if self._ranks is None:
+            return self._ids_or_errors(prompts)
+        return by_shares(self._ranks, prompts, self._ids_or_errors, "checking media")
+
+    def _ids_or_errors(self, prompts: Sequence[PromptWithMedia]) -> list[list[int] | MediaError]:
         results: list[list[int] | MediaError] = []
         try:
             for start in range(0, len(prompts), EVERY_ROW):

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -18,13 +19,17 @@ from lightrft.datasets.media_files import (
     load_sound,
     shown,
 )
-from lightrft.datasets.media_sizes import MediaLimits, PixelRange, resized
+from lightrft.datasets.media_ids import ImageIds
+from lightrft.datasets.media_sizes import MediaLimits, PixelRange, Size, resized
 from lightrft.datasets.prompt_ids import bos_prefix
 
+T = TypeVar("T")
 SHORTEST_SOUND_SECONDS = 0.1
 """Shorter ones are filled up with silence: of a single token, models take a path of their own."""
 PARTS = {"image_processor": "image", "video_processor": "video", "feature_extractor": "audio"}
 """The kind of media that a part of a processor takes."""
+EXAMPLE_SIZE = 64, 64
+"""Of the image from which it is learned how a processor writes one into a prompt's ids."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class MediaRequest:
     text: str
     media: Mapping[str, Sequence[Reference]]
     only_ids: bool = False
-    """The other inputs stay where they were made."""
+    """The other inputs are not asked for: of images alone they are not even made, once these were decoded."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class MediaProcessor:
 
     def __call__(self, request: MediaRequest) -> MediaInputs:
         """Raises MediaError, with the item, for what cannot be read or is of a size that the model does not take."""
+        if request.only_ids and (ids := self._ids_by_size(request)) is not None:
+            return MediaInputs(self._bos_before(ids) + ids)
         items = self.items(request.media)
         try:
             made = self._processed(request.text, items)
@@ -79,7 +86,7 @@ class MediaProcessor:
             raise MediaError(f"the model's processor does not take the prompt: {error}") from error
         ids = made.pop("input_ids")[0].tolist()
         made.pop("attention_mask", None)
-        prefix = [] if ids[: len(self._bos)] == self._bos else self._bos
+        prefix = self._bos_before(ids)
         num_tokens = len(ids)
         ids = prefix + ids
         if request.only_ids:
@@ -91,6 +98,25 @@ class MediaProcessor:
             {name: np.pad(made[name][0], (len(prefix), 0)) for name in of_tokens},
             {name: array for name, array in made.items() if name not in of_tokens},
         )
+
+    def _bos_before(self, ids: list[int]) -> list[int]:
+        return [] if ids[: len(self._bos)] == self._bos else self._bos
+
+    def _ids_by_size(self, request: MediaRequest) -> list[int] | None:
+        """Those of a prompt whose media are images, decoded and nothing more; None where that does not tell them."""
+        if set(request.media) != {"image"} or self._image_ids is None:
+            return None
+        sizes = [self._read("image", item, self._image_size) for item in request.media["image"]]
+        return self._image_ids.of(request.text, sizes)
+
+    @cached_property
+    def _image_ids(self) -> ImageIds | None:
+        """How images are written into ids; None where the processor counts otherwise than it writes."""
+        height, width = size = self._sizes["image"].fit(1, EXAMPLE_SIZE)
+        processor: Any = self.processor
+        example = self._processed(processor.image_token, {"image": [Image.new("RGB", (width, height))]})
+        image_ids = ImageIds(processor, example["input_ids"][0].tolist(), size)
+        return image_ids if image_ids.is_exact else None
 
     def items(self, media: Mapping[str, Sequence[Reference]]) -> dict[str, list[Any]]:
         """What the processor gets: images of PIL, clips as `(frames, metadata)`, sounds as `(samples, rate)`, of sizes
@@ -107,8 +133,11 @@ class MediaProcessor:
             "video": self._clip,
             "audio": self._sound,
         }
+        return self._read(kind, item, decode[kind])
+
+    def _read(self, kind: str, item: Reference, decode: Callable[[Reference], T]) -> T:
         try:
-            return decode[kind](item)
+            return decode(item)
         except Exception as error:
             # Decoders raise anything for broken data.
             reason = str(error) or type(error).__name__
@@ -116,7 +145,14 @@ class MediaProcessor:
 
     def _image(self, item: Reference) -> Image.Image:
         image = load_image(item, self.limits.allow_urls)
-        return resized(image, self._sizes["image"].fit(1, (image.height, image.width)))
+        return resized(image, self._fitted(image))
+
+    def _image_size(self, item: Reference) -> Size:
+        # A header would tell it too, but not that the file was cut off behind it.
+        return self._fitted(load_image(item, self.limits.allow_urls))
+
+    def _fitted(self, image: Image.Image) -> Size:
+        return self._sizes["image"].fit(1, (image.height, image.width))
 
     def _clip(self, item: Reference) -> Clip:
         frames, metadata = load_clip(item, self.limits.allow_urls, self.limits.video_fps, self._frame_indices)

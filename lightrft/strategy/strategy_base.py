@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lightrft.config import Config
@@ -34,15 +33,13 @@ from lightrft.strategy.utils.distributed_util import (
     rollout_tp_groups,
 )
 from lightrft.strategy.utils.exit import end_after_uncaught_exception
+from lightrft.strategy.utils.process_groups import ProcessGroups
 from lightrft.strategy.utils.sync_plan import plan_buckets
 from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS, start_watch
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams, Seeds, WeightBucket, WeightSpec
 
 Plan: TypeAlias = list[list[int]]
 T = TypeVar("T")
-
-_group_numbers = count()
-"""Of the process groups that this process makes, one after the other; ranks make equally many."""
 
 
 class StrategyBase(ABC):
@@ -52,6 +49,9 @@ class StrategyBase(ABC):
         self.config = config
         self.engine: ManagedEngine | None = None
         self._weight_version = 0
+        timeout = config.strategy.dist_timeout_seconds
+        self.group_timeout = timedelta(seconds=timeout + GROUP_TIMEOUT_GRACE_SECONDS)
+        self.process_groups = ProcessGroups(self.group_timeout)
         self.nonfinite_in_a_row: dict[str, int] = {}
         """Steps that each role has skipped in a row, by its name."""
 
@@ -68,28 +68,19 @@ class StrategyBase(ABC):
         self.device = rank_device(int(os.environ["LOCAL_RANK"]))
         # Where DeepSpeed is installed, accelerate imports it whatever the backend is; untold, it guesses aloud.
         os.environ.setdefault("DS_ACCELERATOR", self.device.type)
-        timeout = self.config.strategy.dist_timeout_seconds
-        self.group_timeout = timedelta(seconds=timeout + GROUP_TIMEOUT_GRACE_SECONDS)
         self._owns_group = not dist.is_initialized()
-        if self._owns_group:
-            self._init_process_group()
+        if self._owns_group and self.device.type == "cuda":
+            self.process_groups.join("cpu:gloo,cuda:nccl", self.device)
+        elif self._owns_group:
+            self.process_groups.join("gloo")
         self._undo_exit_hook = end_after_uncaught_exception()
         self.collectives = Collectives(self.device)
         self.dealer = Dealer(self.collectives)
+        timeout = self.config.strategy.dist_timeout_seconds
         self.watch = start_watch(self.collectives, timeout, os.environ["MASTER_ADDR"])
         tp_size = self.config.rollout.engine_tp_size
         self.tp_group = self._new_groups(rollout_tp_groups(self.world_size, tp_size))
         self.dp_group = self._new_groups(rollout_dp_groups(self.world_size, tp_size))
-
-    def _init_process_group(self) -> None:
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        device_id = self.device if self.device.type == "cuda" else None
-        store, rank, world_size = next(rendezvous("env://", timeout=self.group_timeout))
-        # torchrun's store still holds what an earlier group of these processes wrote: a later one would wait for ever.
-        store = dist.PrefixStore(f"lightrft/{next(_group_numbers)}", store)
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world_size, timeout=self.group_timeout, device_id=device_id
-        )
 
     def _end_process_group(self) -> None:
         dist.destroy_process_group()

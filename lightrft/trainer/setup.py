@@ -58,7 +58,7 @@ from lightrft.trainer.local_rewards import (
     load_reward_models,
 )
 from lightrft.trainer.media_feed import MediaFeed
-from lightrft.trainer.media_setup import media_kinds, media_loader
+from lightrft.trainer.media_setup import media_kinds, media_loader, shared_check
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.pretraining import PretrainingTexts
 from lightrft.trainer.remote_teacher import RemoteTeacher, check_remote_teacher
@@ -139,8 +139,9 @@ def check_inputs(
     reward_models = load_reward_models(config)
     texts = pretraining_texts(config, tokenizer, actor)
     media = media_loader(config, actor)
-    prompts = training_prompts(config, tokenizer, train_data, media)
-    eval_prompts = evaluation_prompts(config, tokenizer, eval_data, media)
+    with shared_check(strategy, media):
+        prompts = training_prompts(config, tokenizer, train_data, media)
+        eval_prompts = evaluation_prompts(config, tokenizer, eval_data, media)
     kinds = media_kinds([*prompts, *(eval_prompts or [])], actor)
     if kinds and model.teacher_url is not None:
         raise ValueError(
