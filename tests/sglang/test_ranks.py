@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lightrft.models.actor import Actor
 from lightrft.models.loading import load_config
@@ -51,15 +51,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def strategy_with_engine(folder: str, tp_size: int) -> Iterator[tuple[StrategyBase, Actor]]:
+def strategy_with_engine(
+    folder: str, tp_size: int, prompt_max_len: int = 32, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Iterator[tuple[StrategyBase, Actor]]:
     use_sglang()
     if tp_size == 2:
         # SGLang would have a node of cores for each shard.
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
     rollout = SGLANG | {"engine_tp_size": tp_size}
-    patience = {"dist_timeout_seconds": 120.0}
-    with fsdp(folder, rollout=rollout, data={"prompt_max_len": 32}, strategy=patience) as strategy:
-        strategy.create_engine(tiny_models.tokenizer())
+    patience = {"dist_timeout_seconds": 300.0}
+    with fsdp(folder, rollout=rollout, data={"prompt_max_len": prompt_max_len}, strategy=patience) as strategy:
+        strategy.create_engine(tokenizer or tiny_models.tokenizer())
         actor = strategy.prepare_model(load_config(folder, "auto"), "causal_lm", Actor, trainable=True)
         yield strategy, actor
         strategy.engine.engine.close()

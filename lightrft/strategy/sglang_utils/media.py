@@ -1,7 +1,7 @@
 """Media: a prompt's model inputs, on their way to SGLang, in the form in which it takes what a processor made."""
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from lightrft.models.multimodal import family_of, position_ids
+from lightrft.strategy.sglang_utils.media_file import MediaFile, Reference, StoredTensor
 from lightrft.types import PromptExample
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -49,37 +50,47 @@ class EngineInput:
     """By kind."""
 
 
-def engine_input(config: PretrainedConfig, prompt: PromptExample, dtype: torch.dtype) -> EngineInput:
-    """The very inputs that the Actor gets, with its positions: SGLang's own processing and positions are left out.
+class EngineInputs:
+    """Makes of prompts what the host's process gets."""
 
-    Args:
-        config: Of the model.
-        dtype: Of the engine, which casts to it what its tower reads.
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype) -> None:
+        """`config` is the model's, `dtype` the engine's, which casts to it what its tower reads."""
+        self._config = config
+        self._dtype = dtype
+        self._numbers = itertools.count(1)
 
-    Raises:
-        ValueError: The prompt has more or fewer placeholders than its media have pieces; the message has the row.
-    """
-    if not prompt.item_inputs:
-        return EngineInput(prompt.prompt_ids, {})
-    check_pieces(config, prompt)
-    positions = position_ids(config, torch.tensor(prompt.prompt_ids), prompt.item_inputs)
-    common: dict[str, Any] = {"format": "processor_output"}
-    if positions.ndim == 2:
+    def __call__(self, prompt: PromptExample, file: MediaFile) -> EngineInput:
+        """The very inputs that the Actor gets, with its positions: SGLang's own processing and positions are left out.
+
+        Raises:
+            RuntimeError: The file's disk is full.
+            ValueError: The prompt has more or fewer placeholders than its media have pieces; the message has the row.
+        """
+        if not prompt.item_inputs:
+            return EngineInput(prompt.prompt_ids, {})
+        check_pieces(self._config, prompt)
+        common = {"format": "processor_output"} | self._positions(prompt)
+        media = {}
+        for kind, names in KINDS.items():
+            tensors = {name: prompt.item_inputs[name] for name in names if name in prompt.item_inputs}
+            if not tensors:
+                continue
+            if kind == "video" and self._config.model_type == "qwen2_5_vl":
+                tensors["video_grid_thw"] = frame_by_frame(tensors["video_grid_thw"])
+            stored = file.add(tensors.pop(names[0]).to(self._dtype))
+            packed = {name: PackedTensor.of(tensor) for name, tensor in tensors.items()}
+            # SGLang tells items apart by 30 bits of this number. Two hashes would be alike there some day.
+            media[kind] = common | packed | {names[0]: stored, "hash": next(self._numbers)}
+        return EngineInput(prompt.prompt_ids, media)
+
+    def _positions(self, prompt: PromptExample) -> dict[str, Any]:
+        positions = position_ids(self._config, torch.tensor(prompt.prompt_ids), prompt.item_inputs)
+        if positions.ndim == 1:
+            return {}
         axes = positions[1:]
-        common["mrope_positions"] = PackedTensor.of(axes)
         # By how much positions of a response are ahead of its places.
-        common["mrope_position_delta"] = int(axes.max()) + 1 - len(prompt.prompt_ids)
-    media = {}
-    for kind, names in KINDS.items():
-        tensors = {name: prompt.item_inputs[name] for name in names if name in prompt.item_inputs}
-        if not tensors:
-            continue
-        if kind == "video" and config.model_type == "qwen2_5_vl":
-            tensors["video_grid_thw"] = frame_by_frame(tensors["video_grid_thw"])
-        tensors[names[0]] = tensors[names[0]].to(dtype)
-        packed = {name: PackedTensor.of(tensor) for name, tensor in tensors.items()}
-        media[kind] = common | packed | {"hash": content_hash(packed.values())}
-    return EngineInput(prompt.prompt_ids, media)
+        delta = int(axes.max()) + 1 - len(prompt.prompt_ids)
+        return {"mrope_positions": PackedTensor.of(axes), "mrope_position_delta": delta}
 
 
 def check_pieces(config: PretrainedConfig, prompt: PromptExample) -> None:
@@ -118,15 +129,20 @@ def frame_by_frame(grid: Tensor) -> Tensor:
     return torch.cat([torch.tensor([[1, height, width]]).repeat(frames, 1) for frames, height, width in grid.tolist()])
 
 
-def content_hash(tensors: Iterable[PackedTensor]) -> int:
-    """By which SGLang knows a prompt's one item of a kind again: its own would be made for each sample, and without the
-    item's height and width."""
-    digest = hashlib.sha256()
-    for packed in tensors:
-        digest.update(packed.values.data)
-    return int.from_bytes(digest.digest()[:8], "big")
+def processor_output(media: Mapping[str, Any]) -> dict[str, Any]:
+    """What `sglang.Engine.generate` takes of one kind, of `EngineInput.media`.
+
+    All items of the kind stay one, with its number: SGLang does not cut up what is no tensor. Otherwise it would give
+    each a hash of its pixels, for each sample, and without their height and width.
+    """
+    return {name: _unpacked(value) for name, value in media.items()}
 
 
-def processor_output(packed: Mapping[str, Any]) -> dict[str, Any]:
-    """What `sglang.Engine.generate` takes of one kind, of `EngineInput.media`."""
-    return {name: value.tensor() if isinstance(value, PackedTensor) else value for name, value in packed.items()}
+def _unpacked(value: Any) -> Any:
+    match value:
+        case PackedTensor():
+            return value.tensor()
+        case StoredTensor():
+            return Reference(value)
+        case _:
+            return value

@@ -14,7 +14,8 @@ from lightrft.models.loading import load_config
 from lightrft.strategy.sglang_utils import library
 from lightrft.strategy.sglang_utils.channel import ShardChannel, staging_size
 from lightrft.strategy.sglang_utils.host import EngineHost
-from lightrft.strategy.sglang_utils.media import engine_input
+from lightrft.strategy.sglang_utils.media import EngineInputs
+from lightrft.strategy.sglang_utils.media_file import MediaFile
 from lightrft.strategy.sglang_utils.preconditions import engine_arguments, write_engine_folder
 from lightrft.strategy.sglang_utils.requests import output, request_params, scores
 from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Measure
@@ -78,8 +79,8 @@ class SGLangEngine:
         self.collectives = collectives
         self._tokenizer = tokenizer
         self.team = Team(collectives, tp_group)
-        self._dtype = dtype
-        self._loaded = loaded = load_config(pretrain, packing="padded")
+        loaded = load_config(pretrain, packing="padded")
+        self._engine_inputs = EngineInputs(loaded.hf_config, dtype)
         specs = weight_specs(loaded, dtype)
         self._folder = tempfile.TemporaryDirectory(prefix="lightrft-sglang-")
         folder = Path(self._folder.name)
@@ -268,8 +269,9 @@ class SGLangEngine:
     def _responses(
         self, prompts: Sequence[PromptExample], requests: Sequence[library.Request], is_scored: bool
     ) -> list[library.Response]:
-        inputs = [engine_input(self._loaded.hf_config, prompt, self._dtype) for prompt in prompts]
-        return self.host.call(library.generate, inputs, requests, is_scored)
+        with MediaFile.opened(Path(self._folder.name)) as file:
+            inputs = [self._engine_inputs(prompt, file) for prompt in prompts]
+            return self.host.call(library.generate, inputs, requests, is_scored)
 
 
 def agreed_port(collectives: Collectives | None) -> int:
