@@ -1,14 +1,15 @@
 """Trains a model that hears: `torchrun --nproc_per_node 8 examples/audio_qa/train.py ...`; see README.md."""
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
 from lightrft.config import parse_config
 from lightrft.trainer import build_trainer
 
 
-@record
 def main() -> None:
-    build_trainer(parse_config()).fit()
+    config = parse_config()
+    # Once the flags are right: it brings torch, and --help answers at once without.
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(lambda: build_trainer(config).fit())()
 
 
 if __name__ == "__main__":

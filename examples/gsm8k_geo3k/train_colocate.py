@@ -1,14 +1,15 @@
 """Trains a model on GSM8K: `torchrun --nproc_per_node 8 examples/gsm8k_geo3k/train_colocate.py ...`; see README.md."""
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
 from lightrft.config import parse_config
 from lightrft.trainer import build_trainer
 
 
-@record
 def main() -> None:
-    build_trainer(parse_config()).fit()
+    config = parse_config()
+    # Once the flags are right: it brings torch, and --help answers at once without.
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(lambda: build_trainer(config).fit())()
 
 
 if __name__ == "__main__":

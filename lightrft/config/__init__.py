@@ -14,7 +14,7 @@ from lightrft.config.arguments import (
     StrategyConfig,
     TrainConfig,
 )
-from lightrft.config.checks import check_config, nearest_multiples
+from lightrft.config.checks import check_config, check_launched, nearest_multiples
 from lightrft.config.cli import dump_yaml, parse_config, usage_errors
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "StrategyConfig",
     "TrainConfig",
     "check_config",
+    "check_launched",
     "dump_yaml",
     "nearest_multiples",
     "parse_config",

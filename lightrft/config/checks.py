@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
@@ -147,6 +148,12 @@ def check_config(
     errors += remote_reward_errors(config)
     if errors:
         raise ValueError("\n".join(errors))
+
+
+def check_launched(config: Config, rows_of: Collection[str] = ()) -> None:
+    """`check_config` with the numbers of ranks that torchrun has set, or for one rank without it."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_config(config, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), rows_of)
 
 
 def tp_size_error(world_size: int, tp_size: int) -> str | None:

@@ -1,6 +1,5 @@
 """RewardModelTrainer: trains a reward model on pairs of a better and a worse answer."""
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -10,9 +9,7 @@ from pathlib import Path
 import torch
 from rich import get_console
 from torch import Tensor
-from transformers.utils.logging import disable_progress_bar
 
-from lightrft.config import usage_errors
 from lightrft.config.preference import RewardModelConfig
 from lightrft.datasets.preferences import PreferencePair
 from lightrft.models.collate import Layout, micro_batches
@@ -29,7 +26,6 @@ from lightrft.trainer.reward_model_setup import (
     check_same_pairs,
     tokens_of,
 )
-from lightrft.utils.logging import setup_logging
 from lightrft.utils.means import Means, merged_means
 from lightrft.utils.memory_ledger import ledger_metrics, ledger_table
 from lightrft.utils.signals import StopSignals
@@ -258,15 +254,3 @@ class RewardModelTrainer:
             flags=flags_of(self.config),
         )
         self.checkpointer.save(state)
-
-
-def build_reward_model_trainer(config: RewardModelConfig) -> RewardModelTrainer:
-    """Checks the configuration, then loads and shards the model. Every rank must call it.
-
-    A user's mistake ends the process with one message before any model is loaded.
-    """
-    setup_logging(int(os.environ.get("RANK", "0")))
-    disable_progress_bar()
-    with usage_errors():
-        inputs = check_pair_inputs(config)
-    return RewardModelTrainer(config, inputs=inputs)

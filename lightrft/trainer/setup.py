@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lightrft.config import Config, check_config, dump_yaml
+from lightrft.config import Config, check_launched, dump_yaml
 from lightrft.datasets.media import MediaLoader
 from lightrft.datasets.prompts import PromptDataset
 from lightrft.models.freezing import check_freeze_prefix
@@ -111,10 +111,9 @@ def check_inputs(
 
     What the caller does not give itself, the flags name.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     given = {"prompt_data": train_data, "eval_data": eval_data}
     rows_of = [name for name, rows in given.items() if rows is not None]
-    check_config(config, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), rows_of)
+    check_launched(config, rows_of)
     check_devices()
     check_memory_snapshots(config.report)
     strategy = get_strategy(config)

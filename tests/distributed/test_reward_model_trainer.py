@@ -18,8 +18,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from lightrft.config import StrategyConfig
 from lightrft.config.preference import ClassifierConfig, PairDataConfig, RewardModelConfig
 from lightrft.models.reward_model import load_classifier
+from lightrft.trainer import build_reward_model_trainer
 from lightrft.trainer.reward_model_setup import check_pair_inputs
-from lightrft.trainer.reward_model_trainer import RewardModelTrainer, build_reward_model_trainer
+from lightrft.trainer.reward_model_trainer import RewardModelTrainer
 from tests import tiny_models
 from tests.distributed.runs import BACKENDS
 
