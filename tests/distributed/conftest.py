@@ -16,8 +16,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_rank() -> Iterator[Ranks]:
+    """A persistent process of its own, the only rank."""
     ranks = Ranks(world_size=1)
     yield ranks
     ranks.close()

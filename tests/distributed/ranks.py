@@ -21,6 +21,8 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
+from lightrft.utils.imports import large_imports
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120
 """How long a process may take to import torch and to join the group, on a busy machine."""
@@ -266,7 +268,8 @@ def serve(fd: int, init_group: bool) -> None:
 def run_once(fd: int, init_group: bool) -> None:
     """One rank of `spawn_ranks`."""
     connection, calls = _join(fd, init_group)
-    function, args = pickle.loads(calls.get())
+    with large_imports():
+        function, args = pickle.loads(calls.get())
     connection.send_bytes(pickle.dumps(function(*args)))
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -295,7 +298,8 @@ def _receive_calls(connection: Connection, calls: "queue.SimpleQueue[bytes]") ->
 def _answer(payload: bytes) -> bytes:
     rank = dist.get_rank()
     try:
-        function, args = pickle.loads(payload)
+        with large_imports():
+            function, args = pickle.loads(payload)
         return pickle.dumps(Outcome(rank, value=function(*args)))
     except Exception as error:
         return pickle.dumps(Outcome(rank, error=_portable(error), traceback=traceback.format_exc()))

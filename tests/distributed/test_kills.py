@@ -151,7 +151,8 @@ def test_a_run_on_two_ranks_that_is_killed_ends_as_an_unbroken_one(
     """CKPT-05: at random moments of steps and saves, or, with ZeRO-3, of saves alone."""
     moments = random.Random(SEED)
     options = {"save_steps": 1, "load_checkpoint": True}
-    flags = {"train": {"num_episodes": 5}, "strategy": BACKENDS[backend]}
+    # Two steps an episode, and four after the last that a kill waits for.
+    flags = {"train": {"num_episodes": (steps[-1] + 4) // 2}, "strategy": BACKENDS[backend]}
     config = six_steps(task, tmp_path / "killed", **flags, checkpoint=options)
     for step in steps:
         folder = Path(str(config.checkpoint.ckpt_path)) / f"step_{step:08d}{suffix}"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightrft.config import dump_yaml
+from lightrft.trainer import build_trainer
 from tests.distributed.runs import make_config, read
 from tests.distributed.torchrun import torchrun
 
@@ -110,19 +111,19 @@ def test_no_grader_outlives_ranks_that_are_killed_while_it_hangs(task, data):
     assert run.left == []
 
 
-def test_a_label_without_a_recipe_ends_a_run_before_any_model_loads(task, data):
+def test_a_label_without_a_recipe_ends_a_run_before_any_model_loads(task, data, monkeypatch, capsys):
     """DATA-04"""
-    flags = ["--config", str(data / "run.yaml")]
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     config = make_config(
         task,
         data / "run",
         data={"eval_data": str(data / "rows.jsonl"), "prompt_data": str(task / "prompts.jsonl")},
         reward={"reward_fn": None, "reward_recipe": "{'0': {exact_match: 1}, '1': {exact_match: 1}}"},
     )
-    (data / "run.yaml").write_text(dump_yaml(config))
-    (data / "train.py").write_text(SCRIPT)
-    run = torchrun(data / "train.py", *flags)
-    assert run.returncode != 0
+    with pytest.raises(SystemExit) as stop:
+        build_trainer(config)
+    assert stop.value.code == 2
     message = "error: prompt_data: row 2: a label must have a recipe: '2' has none, reward_recipe has 0, 1. Add it, or "
-    assert message in run.output
+    assert message in capsys.readouterr().err
     assert not (data / "run").exists()

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import torch
 from lightrft.config import Config, dump_yaml
 from lightrft.trainer import build_trainer
 from tests import tiny_models
-from tests.distributed.ranks import Ranks
 from tests.distributed.runs import make_config, read
 from tests.distributed.torchrun import torchrun
 
@@ -28,14 +26,6 @@ def run(config: Config) -> list[dict]:
 
 def responses(config: Config) -> list[tuple]:
     return [(r["step"], r["group"], r["index"], r["response"], r["reward"]) for r in read(config, "samples.jsonl")]
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[Ranks]:
-    """A process of its own, the only rank."""
-    ranks = Ranks(world_size=1)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(
