@@ -2,14 +2,12 @@
 
 from lightrft.config.preference import parse_reward_model_config
 from lightrft.trainer import build_reward_model_trainer
+from lightrft.utils.torchrun import record
 
 
+@record
 def main() -> None:
-    config = parse_reward_model_config()
-    # Once the flags are right: it brings torch, and --help answers at once without.
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    record(lambda: build_reward_model_trainer(config).fit())()
+    build_reward_model_trainer(parse_reward_model_config()).fit()
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from lightrft.config import parse_config
 from lightrft.trainer import build_trainer
+from lightrft.utils.torchrun import record
 
 
+@record
 def main() -> None:
-    config = parse_config()
-    # Once the flags are right: it brings torch, and --help answers at once without.
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    record(lambda: build_trainer(config).fit())()
+    build_trainer(parse_config()).fit()
 
 
 if __name__ == "__main__":

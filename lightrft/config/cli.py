@@ -24,6 +24,8 @@ CONFIG_FILE = (
     "--config FILE.yaml reads flags from a flat mapping of the same names; flags of the command line come before it."
 )
 T = TypeVar("T")
+MISTAKES = (ValueError, NotImplementedError, OSError)
+"""How a user's mistakes are raised."""
 HEAD_START_SECONDS = 10.0
 """torchrun ends all ranks when one of them exits: a rank gives those that speak before it this long to say why."""
 
@@ -72,7 +74,7 @@ def usage_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, NotImplementedError, OSError) as error:
+    except MISTAKES as error:
         _fail(f"error: {error}")
 
 

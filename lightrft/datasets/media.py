@@ -140,8 +140,9 @@ def _with_inputs(example: PromptExample, future: "Future[MediaInputs]") -> Promp
         raise MediaError(f"row {example.row}: {error}") from error
     if inputs.prompt_ids != example.prompt_ids:
         raise MediaError(
-            f"row {example.row}: its media must stay as they were when the run began: the prompt had "
-            f"{len(example.prompt_ids)} tokens, and has {len(inputs.prompt_ids)} now. Start again."
+            f"row {example.row}: its media must be the same on all nodes and stay as they were when the run began: the "
+            f"prompt had {len(example.prompt_ids)} tokens, and has {len(inputs.prompt_ids)} now. Compare the nodes' "
+            "files, or start again."
         )
     return replace(
         example,

@@ -1,6 +1,6 @@
 """Media ids: what a prompt's ids are with its images, from their sizes alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightrft.datasets.media_sizes import Size
@@ -11,19 +11,18 @@ class ImageIds:
 
     Args:
         processor: The model's, of a class that takes images.
-        example: Ids that it makes of an image's placeholder alone, with an image.
-        size: Of that image.
+        examples: Ids that it makes of an image's placeholder alone, with an image of each size.
     """
 
-    def __init__(self, processor: Any, example: Sequence[int], size: Size) -> None:
+    def __init__(self, processor: Any, examples: Mapping[Size, list[int]]) -> None:
         self._processor = processor
         self._placeholder: int = processor.image_token_id
-        ids = list(example)
+        ids = next(iter(examples.values()))
         first = ids.index(self._placeholder)
         self._before, rest = ids[:first], ids[first:]
         self._after = rest[rest.count(self._placeholder) :]
-        self.is_exact = self._of(size) == ids
-        """Whether the counts are those of the example; otherwise nothing but the processor itself knows."""
+        self.is_exact = all(self._of(size) == ids for size, ids in examples.items())
+        """Whether the counts are those of the examples; otherwise nothing but the processor itself knows."""
 
     def of(self, text: str, sizes: Sequence[Size]) -> list[int] | None:
         """Ids of a prompt with images of these sizes, as the processor leaves them; None where it has not as many

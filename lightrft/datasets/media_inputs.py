@@ -28,8 +28,8 @@ SHORTEST_SOUND_SECONDS = 0.1
 """Shorter ones are filled up with silence: of a single token, models take a path of their own."""
 PARTS = {"image_processor": "image", "video_processor": "video", "feature_extractor": "audio"}
 """The kind of media that a part of a processor takes."""
-EXAMPLE_SIZE = 64, 64
-"""Of the image from which it is learned how a processor writes one into a prompt's ids."""
+EXAMPLE_SIZES = (64, 64), (640, 1024)
+"""Height and width of the images from which it is learned how a processor writes one into a prompt's ids."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,17 @@ class MediaProcessor:
 
     def __call__(self, request: MediaRequest) -> MediaInputs:
         """Raises MediaError, with the item, for what cannot be read or is of a size that the model does not take."""
-        if request.only_ids and (ids := self._ids_by_size(request)) is not None:
-            return MediaInputs(self._bos_before(ids) + ids)
-        items = self.items(request.media)
         try:
-            made = self._processed(request.text, items)
+            return self._made(request)
+        except MediaError:
+            raise
         except ValueError as error:
             raise MediaError(f"the model's processor does not take the prompt: {error}") from error
+
+    def _made(self, request: MediaRequest) -> MediaInputs:
+        if request.only_ids and (ids := self._ids_by_size(request)) is not None:
+            return MediaInputs(self._bos_before(ids) + ids)
+        made = self._processed(request.text, self.items(request.media))
         ids = made.pop("input_ids")[0].tolist()
         made.pop("attention_mask", None)
         prefix = self._bos_before(ids)
@@ -112,11 +116,15 @@ class MediaProcessor:
     @cached_property
     def _image_ids(self) -> ImageIds | None:
         """How images are written into ids; None where the processor counts otherwise than it writes."""
-        height, width = size = self._sizes["image"].fit(1, EXAMPLE_SIZE)
-        processor: Any = self.processor
-        example = self._processed(processor.image_token, {"image": [Image.new("RGB", (width, height))]})
-        image_ids = ImageIds(processor, example["input_ids"][0].tolist(), size)
+        sizes = [self._sizes["image"].fit(1, size) for size in EXAMPLE_SIZES]
+        image_ids = ImageIds(self.processor, {size: self._ids_of_image(size) for size in sizes})
         return image_ids if image_ids.is_exact else None
+
+    def _ids_of_image(self, size: Size) -> list[int]:
+        processor: Any = self.processor
+        height, width = size
+        image = Image.new("RGB", (width, height))
+        return self._processed(processor.image_token, {"image": [image]})["input_ids"][0].tolist()
 
     def items(self, media: Mapping[str, Sequence[Reference]]) -> dict[str, list[Any]]:
         """What the processor gets: images of PIL, clips as `(frames, metadata)`, sounds as `(samples, rate)`, of sizes

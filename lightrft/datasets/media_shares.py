@@ -7,6 +7,8 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+READING = "reading prompts"
+"""The phase in which a rank fails that never comes to the work."""
 AT_ONCE = 1_000
 """Results of all ranks together that travel in one exchange."""
 
@@ -29,7 +31,7 @@ def by_shares(ranks: Ranks, items: Sequence[T], work: Callable[[Sequence[T]], li
         ValueError: on all ranks, where they have not as many items.
         PhaseError: on all ranks, where `work` fails on one; on this one, where another has failed before.
     """
-    ranks.agree(None, phase)
+    ranks.agree(None, READING)
     counts = ranks.all_gather_objects(len(items))
     if len(set(counts)) > 1:
         raise ValueError(

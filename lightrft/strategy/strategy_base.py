@@ -96,12 +96,16 @@ class StrategyBase(ABC):
         return own
 
     def close(self) -> None:
-        """Ends the watch, and the process group where it was made here. Every rank must call it."""
+        """Ends the watch, and the process groups that were made here. Every rank must call it."""
         self.collectives.barrier()
         self.watch.stop()
         self._undo_exit_hook()
         if self._owns_group:
             self._end_process_group()
+            return
+        # The caller's group goes on; these were made for this run, and each has threads.
+        for group in (self.tp_group, self.dp_group):
+            dist.destroy_process_group(group)
 
     @property
     def is_rank_0(self) -> bool:

@@ -2,19 +2,20 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from lightrft.config import Config
+from lightrft.config.cli import MISTAKES
 from lightrft.datasets.media import MediaLoader
+from lightrft.datasets.media_shares import READING
 from lightrft.models.loading import LoadedConfig, load_processor
 from lightrft.models.multimodal import family_of
 from lightrft.strategy.strategy_base import StrategyBase
-from lightrft.strategy.utils.collectives import PhaseError
+from lightrft.strategy.utils.collectives import Collectives, PhaseError
 from lightrft.types import PromptExample
 
 MEDIA_WORKERS_PER_RANK = 4
 """At most, unless the flag says otherwise."""
-READING = "reading prompts"
 
 
 def media_loader(config: Config, actor: LoadedConfig) -> MediaLoader | None:
@@ -38,23 +39,44 @@ def media_loader(config: Config, actor: LoadedConfig) -> MediaLoader | None:
 def shared_check(strategy: StrategyBase, media: MediaLoader | None) -> Iterator[None]:
     """Context in which the ranks share the decoding of a data set's media. Every rank must enter and leave it.
 
+    Where some ranks fail, all do: those with their own error, the others with the first rank's mistake of the user, or
+    with what else it was.
+
     Raises:
-        PhaseError: on this rank, where others fail in it and it does not.
+        ValueError: on a rank without a mistake, where another has one.
+        PhaseError: on such a rank, where another fails in another way.
     """
     if media is None or os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
     with strategy.process_groups.early_collectives() as ranks, media.shared_by(ranks):
+        own: BaseException | None = None
         try:
             yield
-        except PhaseError:
-            raise
+        except PhaseError as failure:
+            # In a phase of the check, where all ranks met.
+            raise _told(ranks, failure.__cause__, failure) from None
         except Exception as error:
-            # Ranks that do not fail as well learn it here. Of this one, its own error says most.
-            with suppress(PhaseError):
-                ranks.agree(error, READING)
-            raise
-        ranks.agree(None, READING)
+            own = error
+        try:
+            ranks.agree(own, READING)
+        except PhaseError as failure:
+            raise _told(ranks, own, failure) from None
+        except RuntimeError as lost:
+            # Another has ended, and cannot be told. Of this one, its own error says most.
+            raise own or lost from None
+
+
+def _told(ranks: Collectives, own: BaseException | None, failure: PhaseError) -> BaseException:
+    """What a rank raises after all have learned of a failure. Every rank must call it."""
+    found = ranks.all_gather_objects(None if own is None else (isinstance(own, MISTAKES), str(own)))
+    if own is not None:
+        return own
+    failed = [(rank, *each) for rank, each in enumerate(found) if each is not None]
+    if not all(is_mistake for _, is_mistake, _ in failed):
+        return failure
+    rank, _, message = failed[0]
+    return ValueError(f"on rank {rank}: {message}")
 
 
 def media_kinds(prompts: Iterable[PromptExample], actor: LoadedConfig) -> list[str]:

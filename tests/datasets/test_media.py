@@ -371,7 +371,7 @@ def test_media_that_change_while_a_run_goes_on_end_it_with_the_row(run):
     loader = run.loader()
     (example,) = run.prompts([{"input": "what?", "images": "a.png"}], loader)
     image(32, 32).save(run.folder / "a.png")
-    with pytest.raises(MediaError, match=r"^row 0: its media must stay as they were"):
+    with pytest.raises(MediaError, match=r"^row 0: its media must be the same on all nodes and stay as they were"):
         loader.with_inputs([example])
     (run.folder / "a.png").unlink()
     with pytest.raises(MediaError, match=r"^row 0: .*a\.png: this image cannot be read: "):

@@ -69,7 +69,7 @@ class Recording(Qwen2VLImageProcessor):
 
 
 def test_pixels_are_made_for_ids_where_there_are_clips_and_not_for_images_alone(tmp_path):
-    """Once an example, 64 x 64, has shown how an image is written."""
+    """Once two examples, in the model's range of sizes, have shown how an image is written."""
     processor: Any = tiny_media.qwen2_5_vl()
     settings = {
         k: v for k, v in processor.image_processor.to_dict().items() if k in ("patch_size", "merge_size", "size")
@@ -79,11 +79,12 @@ def test_pixels_are_made_for_ids_where_there_are_clips_and_not_for_images_alone(
     make = MediaProcessor(processor, MediaLimits())
     for height in (16, 24, 32):
         make(MediaRequest(ask(processor, "what?"), {"image": [image(height, 48)]}, only_ids=True))
-    assert seen == [(64, 64)]
+    examples = [(64, 64), (80, 48)]
+    assert seen == examples
     clip = str(save_video(tmp_path / "a.mp4", range(0, 100, 10), 10))
     text = "<|vision_start|><|image_pad|><|vision_end|><|vision_start|><|video_pad|><|vision_end|>"
     ids, whole = both(make, text, {"image": [image(16, 24)], "video": [clip]})
-    assert ids == whole and seen == [(64, 64), (24, 16), (24, 16)]
+    assert ids == whole and seen == [*examples, (24, 16), (24, 16)]
 
 
 class CountsOtherwise(Qwen2_5_VLProcessor):

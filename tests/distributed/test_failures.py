@@ -201,3 +201,16 @@ def test_every_process_group_has_the_users_timeout():
         # The default group, the rollout group of both ranks, and this rank's own data-parallel group.
         assert len(result.value) >= 3
         assert set(result.value) == {123.0 + GROUP_TIMEOUT_GRACE_SECONDS}
+
+
+def groups_left() -> int:
+    groups = dist.distributed_c10d._world.pg_map
+    before = len(groups)
+    with fsdp(rollout={"engine_tp_size": 2}) as strategy:
+        assert {strategy.tp_group, strategy.dp_group} <= groups.keys()
+    return len(groups) - before
+
+
+def test_a_run_in_the_callers_process_group_leaves_none_of_its_own(two_ranks):
+    """Each would keep threads: a hundred after some thirty runs in a process."""
+    assert two_ranks.run(groups_left) == [0, 0]

@@ -142,9 +142,10 @@ def failing_share(config: Config) -> tuple[str, Any]:
 
 
 def test_what_fails_in_one_share_is_raised_on_both_ranks_with_its_path(two_ranks, task):
-    for kind, message in two_ranks.run(failing_share, config_of(task)):
-        assert kind == "PhaseError" and message.startswith("checking media failed on rank 1 of 2.")
-        assert f"MemoryError: no memory for {task}/4.png" in message
+    (kind, message), own = two_ranks.run(failing_share, config_of(task))
+    assert own == ("MemoryError", f"no memory for {task}/4.png")
+    assert kind == "PhaseError" and message.startswith("checking media failed on rank 1 of 2.")
+    assert f"MemoryError: no memory for {task}/4.png" in message
 
 
 def without_file(config: Config, name: str) -> tuple[str, Any]:
@@ -159,8 +160,28 @@ def without_file(config: Config, name: str) -> tuple[str, Any]:
 
 def test_a_file_that_one_rank_lacks_ends_the_other_with_its_name(two_ranks, task):
     (kind, message), (other_kind, other) = two_ranks.run(without_file, config_of(task), "/nowhere.jsonl")
-    assert kind == "PhaseError" and "failed on rank 1 of 2" in message and "/nowhere.jsonl is no file" in message
-    assert other_kind == "ValueError" and "/nowhere.jsonl is no file" in other
+    assert (kind, other_kind) == ("ValueError", "ValueError")
+    assert "/nowhere.jsonl is no file" in other and message == f"on rank 1: {other}"
+
+
+def broken_on_one_rank(config: Config) -> tuple[str, Any]:
+    """Rank 1 fails before it comes to the media, by what is no mistake of the user's."""
+
+    def check() -> None:
+        with shared_check(get_strategy(config), media_loader(config, load_config(config.model.pretrain, "auto"))):
+            if dist.get_rank() == 1:
+                raise KeyError("ours")
+            training_prompts(config, load_tokenizer(config.model.pretrain), media=None)
+
+    return outcome_of(check)
+
+
+def test_what_is_no_mistake_of_the_users_is_raised_with_its_traceback_elsewhere(two_ranks, task):
+    text = config_of(task, image_key="none")
+    (kind, message), other = two_ranks.run(broken_on_one_rank, text)
+    assert other == ("KeyError", "'ours'")
+    assert kind == "PhaseError" and message.startswith("reading prompts failed on rank 1 of 2.")
+    assert "Traceback" in message and "KeyError: 'ours'" in message
 
 
 def shares_of(counts: Sequence[int]) -> tuple[str, Any]:
@@ -193,7 +214,7 @@ def test_a_rank_that_is_killed_in_its_share_does_not_keep_the_other_waiting(task
     """Its limit for waiting, 60 s and 30 more, is longer than the test's."""
     survivor, dead = spawn_ranks(die, 2, config_of(task), timeout=40, init_group=False)
     assert dead.returncode == -signal.SIGKILL
-    assert survivor.value is not None and survivor.value[0] not in ("ok", "ValueError")
+    assert survivor.value is not None and survivor.value[0] in ("RuntimeError", "DistBackendError"), survivor.value
 
 
 def early_and_late(config: Config, port: int) -> list[int]:

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 TRAIN = Path(__file__).parents[2] / "examples/gsm8k_geo3k/train_colocate.py"
-STEPS = 3
+STEPS = 2
 FLAGS = shlex.split(
     "--fsdp --bf16 --gradient_checkpointing --advantage_estimator group_norm --rollout_batch_size 16 "
     "--n_samples_per_prompt 8 --train_batch_size 128 --max_tokens_per_micro_batch 8192 --prompt_max_len 384 "

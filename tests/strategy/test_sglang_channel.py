@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightrft.strategy.sglang_utils import mapped_file
 from lightrft.strategy.sglang_utils.channel import ShardChannel, layouts, staging_size
 from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Measure, serve
 from lightrft.types import WeightSpec
@@ -87,6 +88,20 @@ def test_a_model_of_other_weights_is_refused_by_name(tmp_path: Path) -> None:
     channel, scheduler = served(DeafModel(), tmp_path / "other")
     with pytest.raises(NotImplementedError, match=r"SGLang's model must have the weights.*k reaches no parameter"):
         channel.ask(CheckOneToOne(SPECS))
+    channel.hang_up()
+    scheduler.join(10)
+
+
+def test_a_file_that_the_scheduler_cannot_open_is_told_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any media come, which would end it."""
+    channel, scheduler = served(FusedModel(), tmp_path)
+    channel.check_files(tmp_path)
+    monkeypatch.setattr(mapped_file.os, "getpid", lambda: 2**22 + 1)
+    with pytest.raises(RuntimeError, match=r"must be able to open the rank's files(.|\n)*No such file(.|\n)*hidepid"):
+        channel.check_files(tmp_path)
+    channel.load(BUCKET)
     channel.hang_up()
     scheduler.join(10)
 

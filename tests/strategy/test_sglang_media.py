@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightrft.models.multimodal import position_ids
+from lightrft.strategy.sglang_utils.mapped_file import MediaFile, TensorPlace
 from lightrft.strategy.sglang_utils.media import (
     QWEN2_5_VL_PATCH,
     EngineInputs,
@@ -17,7 +18,6 @@ from lightrft.strategy.sglang_utils.media import (
     num_sound_tokens,
     processor_output,
 )
-from lightrft.strategy.sglang_utils.media_file import MediaFile, Reference
 from lightrft.strategy.sglang_utils.preconditions import check_family
 from lightrft.strategy.sglang_utils.scheduler import SUPPRESSED, without_suppressed
 from lightrft.types import PromptExample
@@ -74,7 +74,7 @@ def test_what_towers_read_is_sent_neither_to_the_host_nor_for_each_sample(file: 
     prompt = prompt_of("qwen3_vl", ["image", "image"], sides=(32, 32))
     sent = pickle.dumps(EngineInputs(tiny.config("qwen3_vl"), torch.float32)(prompt, file))
     output = processor_output(pickle.loads(sent).media["image"])
-    assert isinstance(output["pixel_values"], Reference)
+    assert isinstance(output["pixel_values"], TensorPlace)
     positions = 3 * 8 * len(prompt.prompt_ids)
     assert max(len(sent) - 8 * len(prompt.prompt_ids), len(pickle.dumps(output))) < positions + 4000 < 786_432 // 30
     first_scheduler = pickle.loads(pickle.dumps(output))

@@ -60,7 +60,7 @@ def test_an_unknown_flag_is_told_without_torch(script):
 def test_flags_that_do_not_fit_each_other_are_told_before_models_are_imported(script, flags, message):
     loaded, said = loaded_by(run(script), 2, *flags.split())
     assert message in said
-    assert BRINGS_MODELS & loaded == set()
+    assert {"torch", *BRINGS_MODELS} & loaded == set()
 
 
 def test_trainers_import_nothing_that_only_some_runs_need():
@@ -86,6 +86,31 @@ def test_garbage_is_collected_after_large_imports_as_before(was_enabled):
         assert gc.isenabled() == was_enabled
     finally:
         (gc.enable if enabled else gc.disable)()
+
+
+def test_what_was_garbage_before_large_imports_is_collected_and_so_is_what_a_second_one_finds():
+    program = """
+import gc, weakref
+from lightrft.utils.imports import large_imports
+
+class Node: pass
+
+def cycle():
+    node = Node()
+    node.itself = node
+    return weakref.ref(node)
+
+before = cycle()
+with large_imports():
+    import torch
+between = cycle()
+with large_imports():
+    import transformers
+after = cycle()
+gc.collect()
+assert [ref() for ref in (before, between, after)] == [None] * 3
+"""
+    loaded_by(program, 0)
 
 
 def test_what_large_imports_made_is_out_of_the_collectors_sight_and_nothing_is_that_comes_later():

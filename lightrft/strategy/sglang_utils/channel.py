@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from lightrft.strategy.sglang_utils.shard import Load, Request, Stage, StagedWeight, Verify, staged
+from lightrft.strategy.sglang_utils.mapped_file import MediaFile, TensorPlace
+from lightrft.strategy.sglang_utils.shard import Load, Read, Request, Stage, StagedWeight, Verify, staged
 from lightrft.types import WeightBucket, WeightSpec
 
 _ALIGNMENT = 256
@@ -89,6 +90,18 @@ class ShardChannel:
                 f"SGLang's scheduler must be able to map the rank's memory on the GPU (CUDA IPC): {error}\nStart the "
                 "container with --ipc=host and --cap-add=SYS_PTRACE, or set --engine_type vllm."
             ) from error
+
+    def check_files(self, folder: Path) -> None:
+        """Raises RuntimeError where the scheduler may not open what this rank has open, as media come to it."""
+        with MediaFile.opened(folder) as file:
+            try:
+                numbers = self.ask(Read(TensorPlace(file.add(torch.arange(3)))))
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"SGLang's scheduler must be able to open the rank's files by /proc/PID/fd: {error}\nMount /proc "
+                    "without hidepid, run a python without capabilities of its own, or set --engine_type vllm."
+                ) from error
+        assert numbers == [0, 1, 2]
 
     def load(self, bucket: WeightBucket) -> None:
         for weights in self._staged(bucket):

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from lightrft.models.multimodal import family_of, position_ids
-from lightrft.strategy.sglang_utils.media_file import MediaFile, Reference, StoredTensor
+from lightrft.strategy.sglang_utils.mapped_file import MediaFile, StoredTensor, TensorPlace
 from lightrft.types import PromptExample
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -143,6 +143,6 @@ def _unpacked(value: Any) -> Any:
         case PackedTensor():
             return value.tensor()
         case StoredTensor():
-            return Reference(value)
+            return TensorPlace(value)
         case _:
             return value

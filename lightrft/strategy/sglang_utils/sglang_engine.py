@@ -14,8 +14,8 @@ from lightrft.models.loading import load_config
 from lightrft.strategy.sglang_utils import library
 from lightrft.strategy.sglang_utils.channel import ShardChannel, staging_size
 from lightrft.strategy.sglang_utils.host import EngineHost
+from lightrft.strategy.sglang_utils.mapped_file import MediaFile
 from lightrft.strategy.sglang_utils.media import EngineInputs
-from lightrft.strategy.sglang_utils.media_file import MediaFile
 from lightrft.strategy.sglang_utils.preconditions import engine_arguments, write_engine_folder
 from lightrft.strategy.sglang_utils.requests import output, request_params, scores
 from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Measure
@@ -81,6 +81,7 @@ class SGLangEngine:
         self.team = Team(collectives, tp_group)
         loaded = load_config(pretrain, packing="padded")
         self._engine_inputs = EngineInputs(loaded.hf_config, dtype)
+        self._takes_media = loaded.tower is not None
         specs = weight_specs(loaded, dtype)
         self._folder = tempfile.TemporaryDirectory(prefix="lightrft-sglang-")
         folder = Path(self._folder.name)
@@ -125,6 +126,8 @@ class SGLangEngine:
         self._open_channel()
         with nullcontext() if self.collectives is None else self.collectives.collect("engine check"):
             self._channel.check_sharing()
+            if self._takes_media:
+                self._channel.check_files(Path(self._folder.name))
             self._channel.ask(CheckOneToOne(specs))
             num_bytes = self._channel.ask(Measure())
         self._close_channel()

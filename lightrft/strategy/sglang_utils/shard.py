@@ -5,11 +5,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+from lightrft.strategy.sglang_utils.mapped_file import TensorPlace
 from lightrft.strategy.utils.devices import storage_bytes
 from lightrft.strategy.utils.weight_loading import WeightLoading, changed_weights, check_one_to_one, load
 from lightrft.types import WeightBucket, WeightSpec
@@ -53,7 +54,14 @@ class Measure:
     """Answered with the bytes of the shard's weights and buffers."""
 
 
-Request: TypeAlias = Stage | Load | Verify | CheckOneToOne | Measure
+@dataclass(frozen=True)
+class Read:
+    """Answered with the numbers of a tensor in the rank's file, as media come."""
+
+    place: TensorPlace
+
+
+Request: TypeAlias = Stage | Load | Verify | CheckOneToOne | Measure | Read
 
 
 def serve(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -110,6 +118,9 @@ class Shard:
                 return changed
             case CheckOneToOne(specs):
                 check_one_to_one(self._model, specs, self._device, "SGLang")
+            case Read(tensor):
+                # It has become the tensor on its way.
+                return cast(Tensor, tensor).tolist()
             case Measure():
                 module: Any = self._model
                 return storage_bytes([*module.parameters(), *module.buffers()], self._device)

@@ -28,7 +28,8 @@ class StoredTensor:
 
 
 class MediaFile:
-    """Has a place on a disk and no name there: its space is free again when it is closed, or its process ends."""
+    """Has a place on a disk and no name there: its space is free again once it is closed, or its process has ended, and
+    nobody maps it any more. SGLang's schedulers do until their next request, or the next sync."""
 
     def __init__(self, file: io.RawIOBase, folder: Path) -> None:
         self._file = file
@@ -60,7 +61,7 @@ class MediaFile:
         return StoredTensor(self._path, offset, tuple(tensor.shape), tensor.dtype)
 
 
-class Reference:
+class TensorPlace:
     """A stored tensor in the host's process, which does not read it; the process that it is sent to gets the tensor.
 
     SGLang would hash and cut a tensor for each sample, and where it has a tokenizer copy it to /dev/shm.
@@ -89,7 +90,7 @@ _MAPPINGS: "WeakValueDictionary[tuple[int, int], mmap.mmap]" = WeakValueDictiona
 
 
 def map_tensor(stored: StoredTensor) -> MappedTensor:
-    """The tensor, in the file's own pages; who writes to it has a copy of the page."""
+    """The tensor, in the file's own pages. Writes are seen by who maps it here, in no other process."""
     tensor = torch.frombuffer(
         _mapping(stored.path), dtype=stored.dtype, count=torch.Size(stored.shape).numel(), offset=stored.offset
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightrft.strategy.sglang_utils.media_file import MappedTensor, MediaFile, Reference, map_tensor
+from lightrft.strategy.sglang_utils.mapped_file import MappedTensor, MediaFile, TensorPlace, map_tensor
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def test_tensors_of_several_dtypes_come_back_and_results_of_them_are_plain(tmp_p
             assert torch.equal(torch.cat([mapped, mapped]), torch.cat([tensor, tensor]))
 
 
-def test_who_writes_to_a_mapped_tensor_changes_it_for_nobody_else(tmp_path: Path) -> None:
+def test_what_is_written_to_a_mapped_tensor_is_seen_by_those_who_map_it_and_not_in_the_file(tmp_path: Path) -> None:
     with MediaFile.opened(tmp_path) as file:
         stored = file.add(torch.zeros(4))
         mapped = map_tensor(stored)
@@ -48,7 +48,7 @@ def test_who_writes_to_a_mapped_tensor_changes_it_for_nobody_else(tmp_path: Path
 def test_another_process_maps_the_file_and_so_does_the_one_that_it_sends_it_to(tmp_path: Path) -> None:
     with MediaFile.opened(tmp_path) as file:
         tensor = torch.randn(1000, 100)
-        sent = pickle.dumps(Reference(file.add(tensor)))
+        sent = pickle.dumps(TensorPlace(file.add(tensor)))
         for _ in range(2):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 total, sent = pool.apply(sum_and_pickle, (sent,))
@@ -84,7 +84,7 @@ def test_the_next_file_is_not_mistaken_for_one_that_is_still_mapped(tmp_path: Pa
 def test_nothing_is_left_when_the_process_is_killed(tmp_path: Path) -> None:
     """Its space is free: nobody has the file open, and no folder names it."""
     program = (
-        "import pathlib, sys, time, torch; from lightrft.strategy.sglang_utils.media_file import MediaFile\n"
+        "import pathlib, sys, time, torch; from lightrft.strategy.sglang_utils.mapped_file import MediaFile\n"
         "with MediaFile.opened(pathlib.Path(sys.argv[1])) as file:\n"
         "    print(file.add(torch.ones(4)).path, flush=True); time.sleep(600)"
     )
