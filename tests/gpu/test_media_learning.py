@@ -29,6 +29,8 @@ def test_reward_alone_teaches_it_to_answer_by_what_it_sees_or_hears(tmp_path: Pa
     """As on two CPU ranks in fp32; the exported folder, in bf16, answers by its own media."""
     data, model, run = (tmp_path / part for part in ("data", "model", "run"))
     write_data(data, name, num_train=1000 if name == "dots" else 600, num_test=200)
+    # As its script does.
+    torch.set_num_threads(1)
     example.prepare(data, model, example.Recipe())
     ended = torchrun(
         EXAMPLE / "train.py",
