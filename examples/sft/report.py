@@ -37,6 +37,7 @@ def main(run: tyro.conf.Positional[Path], picture: Path | None = None) -> None:
         text = describe(run)
     get_console().print(Panel(text, title="GSM8K", title_align="left"), highlight=False, markup=False)
     if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
         plot_rewards(run / METRICS, picture)
 
 

@@ -4,6 +4,7 @@ Prompts are made by the code that reinforcement learning makes them with, so bot
 tokenised alone, as an engine would have sampled it, and ends in the tokenizer's end token. Only its tokens are learned.
 """
 
+import math
 import os
 import sys
 import tempfile
@@ -103,6 +104,11 @@ def train(config: SFTConfig) -> float:
             data_collator=DataCollatorForSeq2Seq(padding_tokenizer(config), label_pad_token_id=IGNORED),
         )
         result = trainer.train()
+    if not math.isfinite(result.training_loss):
+        raise ValueError(
+            f"the loss must stay finite: it was {result.training_loss} on average at learning_rate="
+            f"{config.learning_rate:g}, and nothing is written. Lower --learning_rate."
+        )
     # The trainer turns it off for itself, and whoever loads the model would generate without a cache.
     model.config.use_cache = use_cache
     save(model, tokenizer, config, result.global_step)
@@ -121,6 +127,13 @@ def check(config: SFTConfig) -> None:
     output = config.save_path
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"save_path must be a new folder: {output} is there already. Choose another one.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"save_path must be in a folder that is there or can be made: {output.parent}: {error.strerror}. Choose "
+            "another one."
+        ) from error
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ValueError(f"this example trains in one process: WORLD_SIZE={ranks}. Start it with python.")
     if config.input_template is not None and "{}" not in config.input_template:
@@ -218,6 +231,7 @@ def training_arguments(config: SFTConfig, scratch: str) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         seed=config.seed,
         logging_steps=10,
+        logging_nan_inf_filter=False,
         disable_tqdm=not sys.stderr.isatty(),
     )
 
@@ -228,7 +242,6 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: SFT
     # The model's own settings, which follow, may contradict each other; transformers would refuse to write them.
     model.generation_config = GenerationConfig()
     files = HFFiles(tokenizer, load_generation_config(config.pretrain), model_card(config, num_steps))
-    config.save_path.parent.mkdir(parents=True, exist_ok=True)
     export_hf(model, weights.items(), dtype, files, config.save_path)
 
 

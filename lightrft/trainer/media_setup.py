@@ -79,6 +79,19 @@ def _told(ranks: Collectives, own: BaseException | None, failure: PhaseError) ->
     return ValueError(f"on rank {rank}: {message}")
 
 
+def check_placeholders(prompts: Iterable[PromptExample], actor: LoadedConfig) -> None:
+    """Raises ValueError for a prompt of text that has a placeholder for media, which stands for nothing there."""
+    config = actor.hf_config
+    placeholders = {getattr(config, name) for name in family_of(config).placeholders.values()}
+    for example in prompts if placeholders else ():
+        if not example.media and not placeholders.isdisjoint(example.prompt_ids):
+            raise ValueError(
+                f"row {example.row}: a prompt without media must not have the token that stands for them: it has "
+                f"{sum(i in placeholders for i in example.prompt_ids)}. Change its text, or name its media; where the "
+                "row has neither, the model's chat template makes them of plain text, and messages must have parts."
+            )
+
+
 def media_kinds(prompts: Iterable[PromptExample], actor: LoadedConfig) -> list[str]:
     """Kinds of media that the prompts have.
 

@@ -58,7 +58,7 @@ from lightrft.trainer.local_rewards import (
     load_reward_models,
 )
 from lightrft.trainer.media_feed import MediaFeed
-from lightrft.trainer.media_setup import media_kinds, media_loader, shared_check
+from lightrft.trainer.media_setup import check_placeholders, media_kinds, media_loader, shared_check
 from lightrft.trainer.phases import PhaseClock
 from lightrft.trainer.pretraining import PretrainingTexts
 from lightrft.trainer.remote_teacher import RemoteTeacher, check_remote_teacher
@@ -141,6 +141,7 @@ def check_inputs(
     with shared_check(strategy, media):
         prompts = training_prompts(config, tokenizer, train_data, media)
         eval_prompts = evaluation_prompts(config, tokenizer, eval_data, media)
+    check_placeholders([*prompts, *(eval_prompts or [])], actor)
     kinds = media_kinds([*prompts, *(eval_prompts or [])], actor)
     if kinds and model.teacher_url is not None:
         raise ValueError(

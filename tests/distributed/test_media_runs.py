@@ -125,6 +125,19 @@ def test_broken_images_stop_both_ranks_or_are_left_out(two_ranks, media_task, tm
     assert {sample["row"] for sample in read(skipping, "samples.jsonl")} <= {0, 1, 2, 3, 5, 7}
 
 
+def test_a_placeholder_in_a_prompt_without_media_is_told_with_its_row_before_models_are_loaded(
+    two_ranks, media_task, tmp_path
+):
+    task = tmp_path / "task"
+    shutil.copytree(media_task, task)
+    row = {"input": [{"role": "user", "content": [{"type": "text", "text": "is <|image_pad|> one?"}]}], "label": "0"}
+    with (task / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    number = len((task / "prompts.jsonl").read_text().splitlines()) - 1
+    for message in two_ranks.run(mistake, media_config(task, tmp_path / "run")):
+        assert f"row {number}: a prompt without media must not have the token that stands for them: it has 1" in message
+
+
 def test_dynamic_sampling_a_teacher_and_texts_take_prompts_with_images(two_ranks, media_task, tmp_path):
     """Texts are trained on beside them: their micro-batches, which have no image, reach the tower on both ranks."""
     tiny_media.save_model(tmp_path / "teacher", "qwen2_5_vl", seed=1)

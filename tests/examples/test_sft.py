@@ -59,6 +59,18 @@ def test_a_tiny_model_learns_the_answers_and_is_taken_by_pretrain(config):
         assert generated == [*tokenizer(answer)["input_ids"], tokenizer.eos_token_id]
 
 
+def test_a_loss_that_is_not_finite_writes_no_model(config):
+    with pytest.raises(ValueError, match=r"the loss must stay finite: it was nan .* at learning_rate=1e\+30"):
+        train(replace(config, learning_rate=1e30, num_epochs=6))
+    assert not config.save_path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_training(config, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"save_path must be in a folder that .*/file: File exists"):
+        train(replace(config, save_path=tmp_path / "file" / "sft"))
+
+
 def test_a_bf16_run_writes_bf16_weights(config):
     train(replace(config, bf16=True, max_steps=1, micro_batch_size=2, gradient_checkpointing=True))
     assert AutoModelForCausalLM.from_pretrained(config.save_path, dtype="auto").dtype == torch.bfloat16
@@ -173,7 +185,7 @@ def test_the_report_draws_the_picture_that_a_flag_names(tmp_path, monkeypatch):
         json.dumps({"steps": 2, "train_seconds": 1.0, "accuracy_before": 0.0, "accuracy_after": 0.5})
     )
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.1}\n{"step": 2, "reward/mean": 0.2}\n')
-    picture = tmp_path / "curve.png"
+    picture = tmp_path / "pictures" / "curve.png"
     monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path), "--picture", str(picture)])
     runpy.run_path(str(ROOT / "examples/sft/report.py"), run_name="__main__")
     assert picture.read_bytes().startswith(b"\x89PNG")
