@@ -1,6 +1,7 @@
-"""Cases: each backend, engine and size of a benchmark in torchrun processes of its own, and a table of all of them."""
+"""Cases: each engine and size of a benchmark in torchrun processes of its own, with each backend, and tables of all."""
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -9,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,7 @@ from lightrft.models.loading import load_tokenizer
 from lightrft.strategy.engine import ManagedEngine
 from lightrft.strategy.strategy import get_strategy
 from lightrft.strategy.strategy_base import StrategyBase
+from lightrft.strategy.utils.devices import empty_cache
 
 Row: TypeAlias = dict[str, float | str | None]
 
@@ -40,12 +41,37 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    backend: str
+    """One start of an engine, which each backend gives its weights in turn."""
+
     engine_type: str
     size: str
 
 
-def main(module: str, measure: Callable[[Case, argparse.Namespace], Row], add_flags: Callable[..., None]) -> None:
+@dataclass(frozen=True)
+class Setup:
+    """Strategy, engine and actor with random weights, before this backend's first weight sync."""
+
+    strategy: StrategyBase
+    engine: ManagedEngine
+    actor: nn.Module
+    layout: Layout
+    engine_type: str
+    computes: bool
+    """Whether the actor can run a forward pass."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is measured of each case and backend: the row of a table."""
+
+    title: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    options: Callable[[argparse.Namespace], Mapping[str, Mapping[str, Any]]]
+    """Fields of `RolloutConfig` and `DataConfig`, by "rollout" and "data"."""
+    measure: Callable[[Setup, argparse.Namespace], Row]
+
+
+def main(module: str, benchmarks: Sequence[Benchmark]) -> None:
     """Runs the cases that the command line asks for, or, as a rank of one of them, measures it."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=["fsdp2"])
@@ -55,41 +81,59 @@ def main(module: str, measure: Callable[[Case, argparse.Namespace], Row], add_fl
     parser.add_argument("--engine_mem_util", type=float, default=0.4)
     parser.add_argument("--engine_tp_size", type=int, default=1)
     parser.add_argument("--enforce_eager", action="store_true", help="without CUDA graphs, which starts faster")
+    parser.add_argument("--disable_engine_sleep", action="store_true", help="as engines on a CPU need it")
     parser.add_argument("--fp32", action="store_true", help="instead of bf16 over fp32 master weights")
+    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
     parser.add_argument("--case_seconds", type=float, default=600.0, help="a case that takes longer is ended")
+    parser.add_argument(
+        "--zero_without_optimizer",
+        action="store_true",
+        help="DeepSpeed takes Adam's state at once, 16 bytes a weight in all: for models of which it does not fit. The "
+        "actor computes nothing then",
+    )
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
-    add_flags(parser)
+    for benchmark in benchmarks:
+        benchmark.add_flags(parser)
     args = parser.parse_args()
     if args.row is not None:
-        row = measure(Case(args.backends[0], args.engine_types[0], args.sizes[0]), args)
-        if os.environ["RANK"] == "0":
-            args.row.write_text(json.dumps(row))
+        measure_case(Case(args.engine_types[0], args.sizes[0]), args, benchmarks)
         return
-    rows: list[Row] = []
-    for case in itertools.product(args.backends, args.engine_types, args.sizes):
-        rows.append(run(module, Case(*case), args))
-        # A later case may take the whole run with it.
-        sys.stderr.write(f"{json.dumps(rows[-1])}\n")
-    sys.stdout.write(f"\n{environment(args)}\n\n{markdown(rows)}\n")
+    tables: dict[str, list[Row]] = {benchmark.title: [] for benchmark in benchmarks}
+    for case in itertools.product(args.engine_types, args.sizes):
+        for title, rows in run(module, Case(*case), args, list(tables)).items():
+            tables[title] += rows
+            # A later case may take the whole run with it.
+            sys.stderr.write("".join(f"{json.dumps(row)}\n" for row in rows))
+    sys.stdout.write(f"\n{environment(args)}\n")
+    for title, rows in tables.items():
+        sys.stdout.write(f"\n{title}\n\n{markdown(rows)}\n")
 
 
-def run(module: str, case: Case, args: argparse.Namespace) -> Row:
-    """The row of a case, measured in processes of its own: an engine leaves memory behind."""
-    head: Row = {"backend": case.backend, "engine": case.engine_type, "size": case.size}
+def run(module: str, case: Case, args: argparse.Namespace, titles: Sequence[str]) -> dict[str, list[Row]]:
+    """The case's rows by table, measured in processes of its own: an engine leaves memory behind."""
     with tempfile.TemporaryDirectory() as folder:
-        row = Path(folder) / "row.json"
+        written = Path(folder) / "rows.jsonl"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command = [*torchrun, "--nproc_per_node", str(args.nproc_per_node), "-m", module, *sys.argv[1:]]
         # The last of a repeated flag counts.
-        command += ["--backends", case.backend, "--engine_types", case.engine_type, "--sizes", case.size]
-        command += ["--row", str(row)]
+        command += ["--engine_types", case.engine_type, "--sizes", case.size, "--row", str(written)]
         try:
-            ended = subprocess.run(command, cwd=ROOT, timeout=args.case_seconds)
+            returncode = subprocess.run(command, cwd=ROOT, timeout=args.case_seconds).returncode
+            note = f"failed ({returncode})"
         except subprocess.TimeoutExpired:
-            return head | {"note": f"over {args.case_seconds:.0f} s"}
-        if ended.returncode or not row.is_file():
-            return head | {"note": f"failed ({ended.returncode})"}
-        return head | json.loads(row.read_text())
+            note = f"over {args.case_seconds:.0f} s"
+        lines = written.read_text().splitlines() if written.is_file() else []
+    found = {(title, row["backend"]): row for title, row in map(json.loads, lines)}
+    return {
+        title: [found.get((title, name), head(case, name, args) | {"note": note}) for name in args.backends]
+        for title in titles
+    }
+
+
+def head(case: Case, backend: str, args: argparse.Namespace) -> Row:
+    ranks = args.nproc_per_node
+    layout = f"{args.engine_tp_size} x {ranks // args.engine_tp_size}"
+    return {"backend": backend, "engine": case.engine_type, "size": case.size, "TP x DP": layout}
 
 
 def environment(args: argparse.Namespace) -> str:
@@ -117,38 +161,68 @@ def _cell(value: float | str | None) -> str:
 # In a rank
 
 
-@dataclass(frozen=True)
-class Setup:
-    strategy: StrategyBase
-    engine: ManagedEngine
-    actor: nn.Module
-    layout: Layout
-
-
-@contextmanager
-def set_up(
-    case: Case, args: argparse.Namespace, rollout: Mapping[str, Any], data: Mapping[str, Any]
-) -> Iterator[Setup]:
-    """Strategy, engine and actor with random weights, before their first weight sync."""
+def measure_case(case: Case, args: argparse.Namespace, benchmarks: Sequence[Benchmark]) -> None:
+    """Appends a line for each backend and benchmark to `args.row`, of rank 0, as soon as it is known."""
     with tempfile.TemporaryDirectory() as folder:
         pretrain = write_model(case.size, Path(folder))
-        config = Config(
-            ModelConfig(pretrain, bf16=not args.fp32),
-            DataConfig("unused", **data),
-            strategy=StrategyConfig(**BACKENDS[case.backend]),
-        )
-        options = {"engine_type": case.engine_type, "engine_mem_util": args.engine_mem_util}
-        options |= {"engine_tp_size": args.engine_tp_size, "enforce_eager": args.enforce_eager}
-        config = replace(config, rollout=replace(config.rollout, **options | dict(rollout)))
-        strategy = get_strategy(config)
-        strategy.setup_distributed()
+        # The engine outlives the strategies that it is measured with.
+        host = start_strategy(case, "fsdp2", args, benchmarks, pretrain)
         # Engines measure what memory is free, so theirs comes first.
-        engine = strategy.create_engine(load_tokenizer(pretrain))
-        loaded = load_random(pretrain)
-        model = strategy.prepare_model(loaded, "causal_lm", Actor, trainable=True)
-        actor = strategy.prepare_optimizer("actor", model, learning_rate=1e-6, num_steps=1).model
-        yield Setup(strategy, engine, actor, loaded.layout)
-        strategy.close()
+        engine = host.create_engine(load_tokenizer(pretrain))
+        for backend in args.backends:
+            for title, row in measure_backend(case, backend, engine, args, benchmarks, pretrain).items():
+                if host.is_rank_0:
+                    with args.row.open("a") as file:
+                        file.write(json.dumps([title, head(case, backend, args) | row]) + "\n")
+            # The next backend's actor wants the memory of this one's.
+            gc.collect()
+            empty_cache(host.device)
+        host.close()
+
+
+def start_strategy(
+    case: Case, backend: str, args: argparse.Namespace, benchmarks: Sequence[Benchmark], pretrain: str
+) -> StrategyBase:
+    options = [benchmark.options(args) for benchmark in benchmarks]
+    data, rollout = ({k: v for each in options for k, v in each.get(part, {}).items()} for part in ("data", "rollout"))
+    rollout |= {
+        "engine_type": case.engine_type,
+        "engine_mem_util": args.engine_mem_util,
+        "engine_tp_size": args.engine_tp_size,
+        "enforce_eager": args.enforce_eager,
+        "enable_engine_sleep": not args.disable_engine_sleep,
+    }
+    config = Config(
+        ModelConfig(pretrain, bf16=not args.fp32),
+        DataConfig("unused", **data),
+        strategy=StrategyConfig(**BACKENDS[backend]),
+    )
+    strategy = get_strategy(replace(config, rollout=replace(config.rollout, **rollout)))
+    strategy.setup_distributed()
+    return strategy
+
+
+def measure_backend(
+    case: Case,
+    backend: str,
+    engine: ManagedEngine,
+    args: argparse.Namespace,
+    benchmarks: Sequence[Benchmark],
+    pretrain: str,
+) -> dict[str, Row]:
+    """Its row for each table."""
+    strategy = start_strategy(case, backend, args, benchmarks, pretrain)
+    strategy.use_engine(engine)
+    loaded = load_random(pretrain)
+    actor = strategy.prepare_model(loaded, "causal_lm", Actor, trainable=True)
+    computes = strategy.config.strategy.fsdp or not args.zero_without_optimizer
+    if computes:
+        actor = strategy.prepare_optimizer("actor", actor, learning_rate=1e-6, num_steps=1).model
+    setup = Setup(strategy, engine, actor, loaded.layout, case.engine_type, computes)
+    rows = {benchmark.title: benchmark.measure(setup, args) for benchmark in benchmarks}
+    strategy.sleep_engine()
+    strategy.close()
+    return rows
 
 
 def seconds(strategy: StrategyBase, work: Callable[[], object], repeats: int = 1) -> float:

@@ -8,7 +8,7 @@ mismatch is the mean absolute difference to the actor's log-probs, in nats, over
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import bare_sglang_calls
-from benchmarks.cases import Case, Row, Setup, main, seconds, set_up
+from benchmarks.cases import Benchmark, Row, Setup, main, seconds
 from lightrft.models.collate import micro_batches
 from lightrft.strategy.roles import hf_model_of
 from lightrft.strategy.utils.distributed_util import plan_micro_batches
@@ -27,6 +27,7 @@ Outputs: TypeAlias = list[list[GenerationOutput]]
 
 SCORED_TOKENS = 8192
 """Per forward of the actor."""
+WARM_UP_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -42,28 +43,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=8, help="of each prompt")
     parser.add_argument("--prompt_tokens", type=int, default=128)
     parser.add_argument("--new_tokens", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--scored", type=int, default=64, help="responses whose log-probs are compared")
 
 
-def measure(case: Case, args: argparse.Namespace) -> Row:
-    rollout = {"enable_engine_sleep": False, "generate_max_len": args.new_tokens}
-    with set_up(case, args, rollout, {"prompt_max_len": args.prompt_tokens}) as setup:
-        setup.strategy.update_engine_weights(setup.actor)
-        setup.engine.wake_up()
-        adapter = Way(setup.strategy.gather_and_generate, lambda outputs: outputs)
-        ways = {"bare": BARE[case.engine_type](setup.engine.engine), "adapter": adapter}
-        return measure_rollout(setup, ways, args)
+def options(args: argparse.Namespace) -> dict[str, dict[str, int]]:
+    return {"rollout": {"generate_max_len": args.new_tokens}, "data": {"prompt_max_len": args.prompt_tokens}}
 
 
-def measure_rollout(setup: Setup, ways: Mapping[str, Way], args: argparse.Namespace) -> Row:
+def measure(setup: Setup, args: argparse.Namespace) -> Row:
     strategy = setup.strategy
-    params = SamplingParams(max_new_tokens=args.new_tokens)
+    strategy.update_engine_weights(setup.actor)
+    adapter = Way(strategy.gather_and_generate, lambda outputs: outputs)
+    ways = {"bare": BARE[setup.engine_type](setup), "adapter": adapter}
+    setup.engine.wake_up()
     prompts = make_prompts(setup, args)
     keys = count(1)
     drawn: dict[str, Any] = {}
 
-    def draw(name: str) -> float:
+    def draw(name: str, num_tokens: int) -> float:
+        params = SamplingParams(max_new_tokens=num_tokens)
         seeds = [[next(keys) for _ in range(args.samples)] for _ in prompts]
 
         def once() -> None:
@@ -72,19 +70,20 @@ def measure_rollout(setup: Setup, ways: Mapping[str, Way], args: argparse.Namesp
         return seconds(strategy, once)
 
     for name in ways:
-        # First uses compile and capture.
-        draw(name)
+        # First uses compile.
+        draw(name, min(WARM_UP_TOKENS, args.new_tokens))
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(args.repeats):
         # In turns, so that a slower or faster minute of the machine is both's.
         for name in ways:
-            taken[name].append(draw(name))
+            taken[name].append(draw(name, args.new_tokens))
     num_tokens = args.prompts * args.samples * args.new_tokens * strategy.world_size
     rates = {name: num_tokens / statistics.median(times) for name, times in taken.items()}
     row: Row = {f"{name} tokens/s": rate for name, rate in rates.items()}
     row["adapter / bare"] = rates["adapter"] / rates["bare"]
-    for name, way in ways.items():
-        row[f"{name} mismatch"] = mismatch(setup, prompts, way.outputs(drawn[name]), args.scored)
+    if setup.computes:
+        for name, way in ways.items():
+            row[f"{name} mismatch"] = mismatch(setup, prompts, way.outputs(drawn[name]), args.scored)
     return row
 
 
@@ -127,13 +126,16 @@ def _sample(prompt: PromptExample, output: GenerationOutput) -> Experience:
     )
 
 
-def bare_torch(engine: Any) -> Way:
-    return Way(engine.generate, lambda outputs: outputs)
+def bare_torch(setup: Setup) -> Way:
+    return Way(setup.engine.engine.generate, lambda outputs: outputs)
 
 
-def bare_vllm(engine: Any) -> Way:
+def bare_vllm(setup: Setup) -> Way:
     """vLLM's own `generate`: n samples a prompt without seeds of their own, as its users call it."""
     import vllm  # type: ignore[import-not-found]
+
+    engine: Any = setup.engine.engine
+    group = setup.strategy.tp_group
 
     def generate(prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds) -> Any:
         sampling = vllm.SamplingParams(
@@ -144,8 +146,13 @@ def bare_vllm(engine: Any) -> Way:
             detokenize=False,
             logprobs=0,
         )
-        requests = [{"prompt_token_ids": prompt.prompt_ids} for prompt in prompts]
-        return engine.llm.generate(requests, sampling, use_tqdm=False)
+        # Ranks of one model run the same requests, and must draw alike.
+        torch.manual_seed(seeds[0][0])
+        gathered = setup.strategy.collectives.all_gather_objects([prompt.prompt_ids for prompt in prompts], group)
+        requests = [{"prompt_token_ids": ids} for own in gathered for ids in own]
+        results = engine.llm.generate(requests, sampling, use_tqdm=False)
+        start = sum(len(own) for own in gathered[: dist.get_rank(group)])
+        return results[start : start + len(prompts)]
 
     def outputs(results: Any) -> list[list[GenerationOutput]]:
         return [[_output(completion) for completion in result.outputs] for result in results]
@@ -158,8 +165,9 @@ def _output(completion: Any) -> GenerationOutput:
     return GenerationOutput(list(completion.token_ids), "length", log_probs, 0)
 
 
-def bare_sglang(engine: Any) -> Way:
+def bare_sglang(setup: Setup) -> Way:
     """SGLang's own `generate`, in its process: samples without seeds of their own, which its own sampler draws."""
+    engine: Any = setup.engine.engine
 
     def generate(prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds) -> tuple[int, list[int]]:
         """Where this rank's part of the results begins, and how many each of its prompts has."""
@@ -178,8 +186,10 @@ def bare_sglang(engine: Any) -> Way:
     return Way(generate, outputs)
 
 
-BARE: dict[str, Callable[[Any], Way]] = {"torch": bare_torch, "vllm": bare_vllm, "sglang": bare_sglang}
+BARE: dict[str, Callable[[Setup], Way]] = {"torch": bare_torch, "vllm": bare_vllm, "sglang": bare_sglang}
 
+
+BENCHMARK = Benchmark("Rollout", add_flags, options, measure)
 
 if __name__ == "__main__":
-    main("benchmarks.rollout", measure, add_flags)
+    main("benchmarks.rollout", [BENCHMARK])

@@ -7,12 +7,13 @@ gather is the actor's part alone; sync is all of it, by --weight_check; the medi
 
 import argparse
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
 import torch
 
-from benchmarks.cases import Case, Row, Setup, extra_bytes, main, seconds, set_up
+from benchmarks.cases import Benchmark, Row, Setup, extra_bytes, main, seconds
 from lightrft.config.arguments import WeightCheck
 from lightrft.models.lora import sent_weights
 from lightrft.strategy.roles import hf_model_of
@@ -22,21 +23,26 @@ MIB, GIB = 2**20, 2**30
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--weight_bucket_bytes", type=int, default=512 * MIB)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--disable_engine_sleep", action="store_true")
+    parser.add_argument(
+        "--weight_bucket_mib",
+        type=int,
+        nargs="+",
+        default=[512],
+        help="the first is everything's; update is timed by all",
+    )
 
 
-def measure(case: Case, args: argparse.Namespace) -> Row:
-    rollout = {
-        "weight_bucket_bytes": args.weight_bucket_bytes,
-        "enable_engine_sleep": not args.disable_engine_sleep,
-        "generate_max_len": 512,
+def options(args: argparse.Namespace) -> dict[str, dict[str, int]]:
+    return {
+        "rollout": {"weight_bucket_bytes": args.weight_bucket_mib[0] * MIB, "generate_max_len": 512},
+        "data": {"prompt_max_len": 512},
     }
-    with set_up(case, args, rollout, {"prompt_max_len": 512}) as setup:
-        first = seconds(setup.strategy, lambda: setup.strategy.update_engine_weights(setup.actor))
-        row = {"first sync s": first} | measure_sync(setup, args)
-        return row | ({} if args.disable_engine_sleep else measure_sleep(setup))
+
+
+def measure(setup: Setup, args: argparse.Namespace) -> Row:
+    first = seconds(setup.strategy, lambda: setup.strategy.update_engine_weights(setup.actor))
+    row = {"first sync s": first} | measure_sync(setup, args)
+    return row | ({} if args.disable_engine_sleep else measure_sleep(setup))
 
 
 def measure_sync(setup: Setup, args: argparse.Namespace) -> Row:
@@ -51,8 +57,9 @@ def measure_sync(setup: Setup, args: argparse.Namespace) -> Row:
         # Keeps nothing.
         deque(strategy.weight_buckets(weights, strategy.engine_dtype), maxlen=0)
 
+    bucket_bytes = strategy.config.rollout.weight_bucket_bytes
+
     def sync(check: WeightCheck) -> float:
-        bucket_bytes = args.weight_bucket_bytes
         manager = BroadcastManager(setup.engine, strategy.collectives, strategy.device, bucket_bytes, check)
 
         @torch.no_grad()
@@ -62,18 +69,33 @@ def measure_sync(setup: Setup, args: argparse.Namespace) -> Row:
 
         return seconds(strategy, once, args.repeats)
 
+    def update() -> None:
+        # With what the strategy does around a sync, as the trainer calls it.
+        strategy.update_engine_weights(actor)
+
     row: Row = {"GiB": num_bytes / GIB, "gather s": seconds(strategy, gather, args.repeats)}
     row |= {"sync off s": sync("off"), "sync sample s": sync("sample"), "sync full s": sync("full")}
-    # With what the strategy does around it, as the trainer calls it.
-    whole = seconds(strategy, lambda: strategy.update_engine_weights(actor), args.repeats)
-    extra = extra_bytes(strategy.device, lambda: strategy.update_engine_weights(actor))
-    most = 2 * max(args.weight_bucket_bytes, *(spec.num_bytes for spec in specs))
-    return row | {
+    whole = seconds(strategy, update, args.repeats)
+    extra = extra_bytes(strategy.device, update)
+    most = 2 * max(bucket_bytes, *(spec.num_bytes for spec in specs))
+    row |= {
         "update_engine_weights s": whole,
         "GB/s": num_bytes / 1e9 / whole,
         "extra MiB": None if extra is None else extra / MIB,
         "limit MiB": most / MIB,
     }
+    for mib in args.weight_bucket_mib[1:]:
+        with_buckets_of(setup, mib * MIB)
+        row[f"update of {mib} MiB s"] = seconds(strategy, update, args.repeats)
+    with_buckets_of(setup, bucket_bytes)
+    return row
+
+
+def with_buckets_of(setup: Setup, num_bytes: int) -> None:
+    strategy = setup.strategy
+    rollout = replace(strategy.config.rollout, weight_bucket_bytes=num_bytes)
+    strategy.config = replace(strategy.config, rollout=rollout)
+    strategy.use_engine(setup.engine)
 
 
 def measure_sleep(setup: Setup) -> Row:
@@ -90,5 +112,7 @@ def measure_sleep(setup: Setup) -> Row:
     return row
 
 
+BENCHMARK = Benchmark("Weight sync", add_flags, options, measure)
+
 if __name__ == "__main__":
-    main("benchmarks.weight_sync", measure, add_flags)
+    main("benchmarks.weight_sync", [BENCHMARK])

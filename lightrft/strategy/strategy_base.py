@@ -307,12 +307,17 @@ class StrategyBase(ABC):
 
     def create_engine(self, tokenizer: PreTrainedTokenizerBase) -> ManagedEngine:
         """Builds the engine without weights; `update_engine_weights` brings them."""
-        self.engine = create_engine(self.config, tokenizer, self.device, self.collectives, self.tp_group)
+        engine = create_engine(self.config, tokenizer, self.device, self.collectives, self.tp_group)
+        self.use_engine(engine)
+        return engine
+
+    def use_engine(self, engine: ManagedEngine) -> None:
+        """Takes an engine that is there, built by a strategy of the same ranks and rollout options."""
+        self.engine = engine
         rollout = self.config.rollout
         self._broadcast_manager = BroadcastManager(
-            self.engine, self.collectives, self.device, rollout.weight_bucket_bytes, rollout.weight_check
+            engine, self.collectives, self.device, rollout.weight_bucket_bytes, rollout.weight_check
         )
-        return self.engine
 
     @property
     def engine_dtype(self) -> torch.dtype:

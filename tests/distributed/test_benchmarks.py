@@ -1,18 +1,31 @@
 """The benchmarks measure what a run does, on weights that no file holds."""
 
 import argparse
+import json
 
 import pytest
 import torch
 
-from benchmarks import rollout, weight_sync
-from benchmarks.cases import Case, markdown
+from benchmarks import rollout, scaling, weight_sync
+from benchmarks.cases import Case, markdown, measure_case
 from benchmarks.models import SIZES, load_random, write_model
 from lightrft.models.loading import empty_model, load_tokenizer, pretrained_weights
 from lightrft.models.weights import persistent_tensors
 
-CASE = Case("fsdp2", "torch", "tiny")
-COMMON = {"engine_mem_util": 0.4, "engine_tp_size": 1, "fp32": True, "enforce_eager": False}
+CASE = Case("torch", "tiny")
+COMMON = {
+    "backends": ["fsdp2", "zero3"],
+    "nproc_per_node": 2,
+    "engine_mem_util": 0.4,
+    "engine_tp_size": 1,
+    "fp32": True,
+    "enforce_eager": False,
+    "disable_engine_sleep": False,
+    "zero_without_optimizer": False,
+    "repeats": 2,
+}
+SYNC = {"weight_bucket_mib": [1, 2]}
+ROLLOUT = {"prompts": 2, "samples": 2, "prompt_tokens": 8, "new_tokens": 6, "scored": 4}
 
 
 def flags(**own):
@@ -38,19 +51,51 @@ def test_sizes_are_those_of_qwen(tmp_path, size, billions):
     assert size in SIZES
 
 
-def test_a_sync_is_measured(two_ranks):
-    args = flags(weight_bucket_bytes=2**20, repeats=2, disable_engine_sleep=False)
-    first, second = two_ranks.run(weight_sync.measure, CASE, args)
-    assert first.keys() == second.keys()
-    assert first["GiB"] > 0 and first["extra MiB"] is None
-    assert all(value > 0 for name, value in first.items() if name.endswith(" s"))
+def test_syncs_and_rollouts_of_each_backend_are_measured_with_one_engine(two_ranks, tmp_path):
+    """Log-probs are the actor's, whose weights the engine has."""
+    args = flags(row=tmp_path / "rows.jsonl", **SYNC, **ROLLOUT)
+    two_ranks.run(measure_case, CASE, args, [weight_sync.BENCHMARK, rollout.BENCHMARK])
+    lines = [json.loads(line) for line in args.row.read_text().splitlines()]
+    assert [(title, row["backend"]) for title, row in lines] == [
+        (title, backend) for backend in args.backends for title in ("Weight sync", "Rollout")
+    ]
+    for title, row in lines:
+        if title == "Weight sync":
+            assert row["GiB"] > 0 and row["extra MiB"] is None and row["update of 2 MiB s"] > 0
+            assert all(value > 0 for name, value in row.items() if name.endswith(" s"))
+        else:
+            assert row["adapter tokens/s"] > 0 and row["bare tokens/s"] > 0
+            assert row["adapter mismatch"] < 1e-5 and row["bare mismatch"] < 1e-5
 
 
-def test_a_rollout_is_measured_and_its_log_probs_are_the_actors(two_ranks):
-    args = flags(prompts=2, samples=2, prompt_tokens=8, new_tokens=6, repeats=1, scored=4)
-    for row in two_ranks.run(rollout.measure, CASE, args):
-        assert row["adapter tokens/s"] > 0 and row["bare tokens/s"] > 0
-        assert row["adapter mismatch"] < 1e-5 and row["bare mismatch"] < 1e-5
+def test_a_sync_needs_no_optimizer(two_ranks, tmp_path):
+    """Nor does a rollout, which nobody compares then."""
+    args = flags(row=tmp_path / "rows.jsonl", **SYNC, **ROLLOUT)
+    args.backends, args.zero_without_optimizer = ["zero3"], True
+    two_ranks.run(measure_case, CASE, args, [weight_sync.BENCHMARK, rollout.BENCHMARK])
+    [(_, sync), (_, drawn)] = [json.loads(line) for line in args.row.read_text().splitlines()]
+    assert sync["update_engine_weights s"] > 0
+    assert drawn["adapter tokens/s"] > 0 and "adapter mismatch" not in drawn
+
+
+def test_steps_of_a_layout_are_measured(tmp_path):
+    args = scaling.parser().parse_args(
+        ["--fp32", "--prompts", "2", "--samples", "2", "--new_tokens", "8", "--steps", "2"]
+    )
+    inputs = scaling.write_inputs(tmp_path, args, max_ranks=2)
+    row = scaling.run("fsdp2", "torch", scaling.Layout(2, 1), inputs, args)
+    assert row["TP x DP"] == "2 x 1" and row["steps"] == "2" and row["verified"] == "50"
+    numbers = {name: float(row[name] or 0) for name in ("mismatch", "step s", "generate")}
+    assert numbers["mismatch"] < 1e-5 and numbers["step s"] > numbers["generate"] > 0
+
+
+def test_what_nccl_has_taken_is_read_from_its_logs(tmp_path):
+    (tmp_path / "nccl.1").write_text(
+        "h:1:2 [0] NCCL INFO init.cc:1 Cuda Alloc Size 100 pointer 0x7\n"
+        "h:1:2 [0] NCCL INFO CuMem Alloc Size 2097152 pointer 0x7 handle 0\n"
+        "h:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 - Init COMPLETE\n"
+    )
+    assert scaling.nccl_bytes([tmp_path / "nccl.1"]) == 2097252
 
 
 def test_a_table_has_a_column_for_whatever_a_row_has():
