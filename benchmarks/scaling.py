@@ -2,23 +2,22 @@
 
     python -m benchmarks.scaling --backends fsdp2 zero3 --engine_types vllm --size 0.5b --layouts 1x1 1x2 2x1
 
-A layout is the engine's tensor-parallel size and how many engines there are. Every weight is verified at each sync.
-Seconds are medians of the later half of the steps; efficiency is a rank's tokens per second beside that of one rank
-alone. awake and asleep are what is in use on rank 0's device after a rollout and before the training that follows it;
-nccl is what NCCL has logged that it took of each device, in all processes: its groups keep it when they are idle.
+A layout is the engine's tensor-parallel size and how many engines there are; 1x1*2 is two runs of 1x1 at once that know
+nothing of each other, each on its own GPU: what they lose to 1x1 is the machine's. Every weight is verified at each
+sync. Seconds are medians of the later half of the steps; efficiency is a rank's tokens per second beside that of one
+rank alone. awake and asleep are what is in use on rank 0's device in a rollout and when it is over.
 """
 
 import argparse
 import itertools
 import json
 import os
-import re
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,23 +35,29 @@ FLAGS = shlex.split(
 )
 PHASES = ("generate", "actor", "reference", "train", "sync")
 PROMPT_WORDS = 64
-MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Layout:
     tp: int
     dp: int
+    runs: int = 1
+    """At once."""
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
-        """Raises ValueError for what is not like 2x1."""
-        tp, dp = text.split("x")
-        return cls(int(tp), int(dp))
+        """Raises ValueError for what is not like 2x1 or 1x1*2."""
+        sizes, _, runs = text.partition("*")
+        tp, dp = sizes.split("x")
+        return cls(int(tp), int(dp), int(runs or 1))
 
     @property
     def ranks(self) -> int:
+        """Of each run."""
         return self.tp * self.dp
+
+    def __str__(self) -> str:
+        return f"{self.tp} x {self.dp}" + (f", {self.runs} runs" if self.runs > 1 else "")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
-    args.nproc_per_node = max(layout.ranks for layout in args.layouts)
+    args.nproc_per_node = max(layout.ranks * layout.runs for layout in args.layouts)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         inputs = write_inputs(Path(folder), args, args.nproc_per_node)
@@ -87,7 +92,7 @@ def main() -> None:
             alone: Row | None = None
             for layout in args.layouts:
                 row = run(backend, engine_type, layout, inputs, args)
-                alone = row if layout.ranks == 1 else alone
+                alone = row if layout == Layout(1, 1) else alone
                 if alone is not None and "step s" in row and "step s" in alone:
                     row["efficiency"] = per_rank(row, layout) / per_rank(alone, Layout(1, 1))
                 sys.stderr.write(f"{json.dumps(row)}\n")
@@ -120,22 +125,41 @@ def write_inputs(folder: Path, args: argparse.Namespace, max_ranks: int) -> list
 
 
 def run(backend: str, engine_type: str, layout: Layout, inputs: Sequence[str], args: argparse.Namespace) -> Row:
-    """A row of medians over the later half of the steps."""
-    head: Row = {"backend": backend, "engine": engine_type, "size": args.size, "TP x DP": f"{layout.tp} x {layout.dp}"}
+    """A row of medians over the later half of the steps, of the first run where there are several."""
+    head: Row = {"backend": backend, "engine": engine_type, "size": args.size, "TP x DP": str(layout)}
     with tempfile.TemporaryDirectory() as folder:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(layout.ranks)]
-        flags = run_flags(backend, engine_type, layout, args)
-        command = [sys.executable, *launch, str(TRAIN), *FLAGS, *flags, *inputs, "--save_path", f"{folder}/run"]
-        told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ALLOC", "NCCL_DEBUG_FILE": f"{folder}/nccl.%p"}
+        flags = [*FLAGS, *run_flags(backend, engine_type, layout, args), *inputs]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *launch, str(TRAIN), *flags, "--save_path", f"{folder}/{number}"],
+                cwd=ROOT,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(devices_of(number, layout))},
+            )
+            for number in range(layout.runs)
+        ]
         try:
-            ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, timeout=args.case_seconds)
+            codes = [process.wait(args.case_seconds) for process in processes]
         except subprocess.TimeoutExpired:
             return head | {"note": f"over {args.case_seconds:.0f} s"}
-        if ended.returncode:
-            return head | {"note": f"failed ({ended.returncode})"}
-        lines = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
-        steps = [step for step in map(json.loads, lines) if "time/step" in step]
-        nccl = nccl_bytes(list(Path(folder).glob("nccl.*")))
+        finally:
+            for process in processes:
+                # torchrun ends its ranks.
+                process.terminate()
+                process.wait()
+        if any(codes):
+            return head | {"note": f"failed ({', '.join(map(str, codes))})"}
+        lines = (Path(folder) / "0/metrics.jsonl").read_text().splitlines()
+    return head | summary([step for step in map(json.loads, lines) if "time/step" in step])
+
+
+def devices_of(run: int, layout: Layout) -> list[str]:
+    """GPUs of one of several runs at once."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+    return visible.split(",")[run * layout.ranks : (run + 1) * layout.ranks]
+
+
+def summary(steps: Sequence[Mapping[str, float]]) -> Row:
     later = steps[len(steps) // 2 :]
     row: Row = {
         "steps": str(len(steps)),
@@ -147,11 +171,8 @@ def run(backend: str, engine_type: str, layout: Layout, inputs: Sequence[str], a
         if f"time/{phase}" in later[0]:
             row[phase] = statistics.median(step[f"time/{phase}"] for step in later)
     row["tokens/s"] = statistics.median(step["tokens_per_second"] for step in later)
-    if torch.cuda.is_available():
-        last = steps[-1]
-        row |= {"awake GiB": last["memory/generate_exit_gib"], "asleep GiB": last["memory/train_entry_gib"]}
-        row["nccl MiB"] = nccl / MIB / layout.ranks
-    return head | row
+    last = steps[-1]
+    return row | {"awake GiB": last["memory/generate_peak_gib"], "asleep GiB": last["memory/generate_exit_gib"]}
 
 
 def run_flags(backend: str, engine_type: str, layout: Layout, args: argparse.Namespace) -> list[str]:
@@ -174,14 +195,6 @@ def run_flags(backend: str, engine_type: str, layout: Layout, args: argparse.Nam
         ["--fsdp"] if "fsdp" in BACKENDS[backend] else ["--zero_stage", str(BACKENDS[backend]["zero_stage"])]
     )
     return [*switches, *backend_flags, *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
-
-
-TAKEN = re.compile(r"(?:CuMem|Cuda) Alloc Size (\d+)")
-
-
-def nccl_bytes(logs: Sequence[Path]) -> int:
-    """What NCCL has taken of devices by these logs, of a process each; it does not log what it gives back."""
-    return sum(int(found) for log in logs for found in TAKEN.findall(log.read_text(errors="replace")))
 
 
 if __name__ == "__main__":

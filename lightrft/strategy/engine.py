@@ -23,6 +23,11 @@ from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seed
 class RolloutEngine(Protocol):
     """What an adapter implements. `ManagedEngine` alone calls it, and keeps the order of calls right."""
 
+    @property
+    def staging_bytes(self) -> int:
+        """What a round of updates takes of this rank's device beside the buckets."""
+        ...
+
     def generate(
         self, prompts: Sequence[PromptExample], params: SamplingParams, seeds: Seeds
     ) -> list[list[GenerationOutput]]:
@@ -38,7 +43,7 @@ class RolloutEngine(Protocol):
         ...
 
     def update_weights(self, bucket: WeightBucket) -> None:
-        """Copies the bucket's tensors, cast to the engine's dtype; they stay the caller's."""
+        """Copies the bucket's tensors; they stay the caller's. An error may come with a later call of the round."""
         ...
 
     def verify_weights(self, bucket: WeightBucket) -> list[str]:
@@ -196,6 +201,10 @@ class ManagedEngine:
         self.engine.finish_weight_update(version)
         self.weight_version = version
         self._has_weights = True
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.engine.staging_bytes
 
     def device_bytes(self) -> dict[str, int]:
         return self.engine.device_bytes()

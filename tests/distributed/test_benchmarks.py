@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import rollout, scaling, weight_sync
+from benchmarks import rollout, rounding, scaling, weight_sync
 from benchmarks.cases import Case, markdown, measure_case
 from benchmarks.models import SIZES, load_random, write_model
 from lightrft.models.loading import empty_model, load_tokenizer, pretrained_weights
@@ -83,19 +83,18 @@ def test_steps_of_a_layout_are_measured(tmp_path):
         ["--fp32", "--prompts", "2", "--samples", "2", "--new_tokens", "8", "--steps", "2"]
     )
     inputs = scaling.write_inputs(tmp_path, args, max_ranks=2)
-    row = scaling.run("fsdp2", "torch", scaling.Layout(2, 1), inputs, args)
-    assert row["TP x DP"] == "2 x 1" and row["steps"] == "2" and row["verified"] == "50"
+    row = scaling.run("fsdp2", "torch", scaling.Layout(1, 1, runs=2), inputs, args)
+    assert row["TP x DP"] == "1 x 1, 2 runs" and row["steps"] == "2" and row["verified"] == "50"
     numbers = {name: float(row[name] or 0) for name in ("mismatch", "step s", "generate")}
     assert numbers["mismatch"] < 1e-5 and numbers["step s"] > numbers["generate"] > 0
 
 
-def test_what_nccl_has_taken_is_read_from_its_logs(tmp_path):
-    (tmp_path / "nccl.1").write_text(
-        "h:1:2 [0] NCCL INFO init.cc:1 Cuda Alloc Size 100 pointer 0x7\n"
-        "h:1:2 [0] NCCL INFO CuMem Alloc Size 2097152 pointer 0x7 handle 0\n"
-        "h:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 - Init COMPLETE\n"
-    )
-    assert scaling.nccl_bytes([tmp_path / "nccl.1"]) == 2097252
+def test_layouts_are_given_as_sizes_and_runs_at_once(monkeypatch):
+    pair = scaling.Layout.parse("1x1*2")
+    assert (pair.ranks, pair.runs, str(pair)) == (1, 2, "1 x 1, 2 runs")
+    assert str(scaling.Layout.parse("2x1")) == "2 x 1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert [scaling.devices_of(number, pair) for number in range(2)] == [["4"], ["5"]]
 
 
 def test_a_table_has_a_column_for_whatever_a_row_has():
@@ -106,3 +105,11 @@ def test_a_table_has_a_column_for_whatever_a_row_has():
         "| tiny | 0.01235 |  |",
         "| 14b |  | failed (1) |",
     ]
+
+
+def test_rounding_is_larger_in_bf16_than_between_equal_models():
+    """Hugging Face's forward and the engines' are apart by as much as each is from fp32."""
+    row = rounding.measure(SIZES["tiny"] | {"num_hidden_layers": 2}, num_tokens=16)
+    distances = [float(row[name] or 0) for name in ("HF - fp32", "kernels - fp32", "kernels - HF")]
+    assert all(1e-4 < distance < 1e-2 for distance in distances)
+    assert max(distances) < 3 * min(distances)

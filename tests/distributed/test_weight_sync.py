@@ -190,6 +190,8 @@ def test_a_prompt_seen_before_the_sync_gives_what_a_fresh_engine_gives(two_ranks
 class EchoEngine:
     """Answers with the prompt's row and the sample's seed."""
 
+    staging_bytes = 0
+
     def generate(self, prompts, params, seeds):
         return [
             [GenerationOutput([p.row, seed], "stop", None, 0) for seed in keys]

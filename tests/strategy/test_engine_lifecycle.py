@@ -20,6 +20,8 @@ SPECS = [WeightSpec("w", (1,), torch.float32)]
 class EventEngine:
     """Notes what is asked of it, and refuses what a real engine could not do with the memory that it holds."""
 
+    staging_bytes = 0
+
     def __init__(self, sleep_level: int | None = None) -> None:
         self.events: list[str] = []
         self.held = {"weights", "kv_cache"}

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lightrft.strategy.sglang_utils import mapped_file
 from lightrft.strategy.sglang_utils.channel import ShardChannel, layouts, staging_size
-from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Measure, serve
+from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Load, Measure, Request, Shard, Verify, serve
 from lightrft.types import WeightSpec
 from tests.strategy.test_weight_loading import SPECS, WEIGHTS, DeafModel, FusedModel
 
@@ -41,6 +42,7 @@ def test_weights_arrive_and_those_that_differ_are_named(tmp_path: Path, staging_
     model = FusedModel()
     channel, scheduler = served(model, tmp_path, staging_bytes)
     channel.load(BUCKET)
+    channel.finish_loads()
     assert model.qk.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]] and model.norm.tolist() == [1, 0]
     assert channel.verify(BUCKET) == []
     model.qk[3, 0] += 2.0**-20
@@ -51,16 +53,42 @@ def test_weights_arrive_and_those_that_differ_are_named(tmp_path: Path, staging_
     assert not scheduler.is_alive()
 
 
-def test_the_sender_may_change_its_weights_once_they_are_loaded(tmp_path: Path) -> None:
+def test_the_sender_may_change_its_weights_once_they_are_given(tmp_path: Path) -> None:
     model = FusedModel()
     channel, scheduler = served(model, tmp_path)
     weight = torch.ones(2, 2)
     channel.load([("q", weight)])
     weight.zero_()
     channel.load([("k", weight)])
+    channel.finish_loads()
     assert model.qk.tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
     channel.hang_up()
     scheduler.join(10)
+
+
+def test_weights_of_several_buckets_are_loaded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The staging buffer has three lines, a weight takes one: q, k and norm at once, then q alone, and k, norm, q."""
+    loaded: list[list[str]] = []
+    answer = Shard.answer
+
+    def note(shard: Shard, request: Request) -> Any:
+        if isinstance(request, Load | Verify):
+            loaded.append([weight.spec.name for weight in request.weights])
+        return answer(shard, request)
+
+    monkeypatch.setattr(Shard, "answer", note)
+    channel, scheduler = served(FusedModel(), tmp_path, 3 * SMALLEST)
+    q, k, norm = ((name, WEIGHTS[name]) for name in ("q", "k", "norm"))
+    for bucket in ([q], [k, norm], [q]):
+        channel.load(bucket)
+    assert loaded == [["q", "k", "norm"]]
+    assert channel.verify([k, norm, q]) == []
+    assert loaded[1:] == [["q"], ["k", "norm", "q"]]
+    channel.load([q])
+    channel.hang_up()
+    scheduler.join(10)
+    # Of a round that was given up nothing is left.
+    assert len(loaded) == 3 and not channel._waiting
 
 
 def test_an_error_of_the_loaders_is_the_rank_s_and_the_scheduler_lives_on(tmp_path: Path) -> None:
@@ -69,6 +97,7 @@ def test_an_error_of_the_loaders_is_the_rank_s_and_the_scheduler_lives_on(tmp_pa
     channel, scheduler = served(model, tmp_path)
     with pytest.raises(RuntimeError, match=r"could not take weights:(.|\n)*KeyError: 'v'"):
         channel.load([("v", torch.ones(2))])
+        channel.finish_loads()
     channel.load(BUCKET)
     assert channel.verify(BUCKET) == []
     channel.hang_up()
@@ -102,6 +131,7 @@ def test_a_file_that_the_scheduler_cannot_open_is_told_with_a_remedy(
     with pytest.raises(RuntimeError, match=r"must be able to open the rank's files(.|\n)*No such file(.|\n)*hidepid"):
         channel.check_files(tmp_path)
     channel.load(BUCKET)
+    assert channel.verify(BUCKET) == []
     channel.hang_up()
     scheduler.join(10)
 
@@ -144,3 +174,13 @@ def test_weights_lie_in_lines_and_in_runs_that_fit() -> None:
     bucket = [(name, torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items()]
     runs = [[(weight.spec.name, weight.offset) for weight in run] for run in layouts(bucket, 512)]
     assert runs == [[("a", 0), ("b", 256)], [("c", 0)], [("d", 0)]]
+
+
+def test_the_first_run_lies_behind_what_is_there() -> None:
+    bucket = [(name, torch.zeros(256, dtype=torch.uint8)) for name in "ab"]
+
+    def runs(start: int) -> list[list[tuple[str, int]]]:
+        return [[(weight.spec.name, weight.offset) for weight in run] for run in layouts(bucket, 512, start)]
+
+    assert runs(256) == [[("a", 256)], [("b", 0)]]
+    assert runs(512) == [[], [("a", 0), ("b", 256)]]

@@ -2,13 +2,22 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from lightrft.strategy.sglang_utils.draws import inverse_cdf, keyed_draws
-from lightrft.strategy.torch_utils.sampling import keyed_uniforms, sample_tokens
+from lightrft.strategy.sglang_utils import draws
+from lightrft.strategy.sglang_utils.draws import inverse_cdf
+from lightrft.strategy.torch_utils.sampling import keyed_uniforms, sample_tokens, uniforms_at
+from lightrft.utils.sampling_key import mix64
 
 LAST_BELOW_1 = 1 - 2.0**-53
+
+
+def keyed_draws(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, *filters: torch.Tensor):
+    """As the scheduler asks for them, with keys that went through `mix64`."""
+    mixed = np.array([mix64(key) for key in keys.tolist()], dtype=np.uint64).view(np.int64)
+    return draws.keyed_draws(probs, torch.from_numpy(mixed), positions.long(), *filters)
 
 
 def test_a_token_owns_its_probability_s_part_of_the_unit_interval() -> None:
@@ -49,6 +58,14 @@ def test_frequencies_are_the_probabilities_of_a_vocabulary_of_many_blocks() -> N
     assert (ids == 2000).float().mean().item() == pytest.approx(0.5, abs=4 * 0.0035)
     others = ids[ids != 2000]
     assert others.float().mean().item() == pytest.approx(2048, abs=4 * 4097 / math.sqrt(12 * len(others)))
+
+
+def test_draws_are_those_of_the_key_s_own_uniform_numbers() -> None:
+    """Of negative keys and large ones too."""
+    probs = torch.rand(6, 1000, generator=torch.Generator().manual_seed(1))
+    keys, positions = torch.tensor([0, 1, -1, 2**62, -(2**63), 2**63 - 1]), torch.arange(6) * 1000
+    expected = inverse_cdf(probs, uniforms_at(keys, positions))
+    assert keyed_draws(probs, keys, positions).tolist() == expected.tolist()
 
 
 def test_a_draw_depends_on_its_key_and_position_alone() -> None:

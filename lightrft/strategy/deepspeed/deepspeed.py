@@ -128,12 +128,9 @@ class DeepspeedStrategy(StrategyBase):
     # Weights
 
     def full_tensors(self, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-        # Out of the context only copies are whole.
+        # Behind the context a weight has other memory; a tensor that was made inside it holds on to the whole one's.
         with self.collectives.site("gathering weights"), library.gathered(tensors):
-            return [
-                tensor.detach().to(self.device, dtype, copy=library.is_cut_up(tensor))
-                for tensor, dtype in zip(tensors, dtypes, strict=True)
-            ]
+            return [tensor.detach().to(self.device, dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
 
     def full_shape(self, tensor: Any) -> tuple[int, ...]:
         return tuple(tensor.ds_shape if library.is_cut_up(tensor) else tensor.shape)

@@ -26,12 +26,16 @@ class ShardChannel:
         """`staging_bytes` must hold the largest weight."""
         self.address = str(address)
         self._device = device
-        self._staging_bytes = staging_bytes
+        self.staging_bytes = staging_bytes
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
         self._listener.listen(1)
         self._connection: Connection | None = None
         self._staging: torch.Tensor | None = None
+        self._waiting: list[StagedWeight] = []
+        """In the staging buffer, for the next time that the shard loads."""
+        self._end = 0
+        """Behind the last of them."""
 
     @property
     def is_open(self) -> bool:
@@ -55,6 +59,7 @@ class ShardChannel:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+        self._waiting, self._end = [], 0
 
     def free(self) -> None:
         """Gives the staging buffer back. Comes when the scheduler has gone on: what it has mapped stays."""
@@ -104,26 +109,47 @@ class ShardChannel:
         assert numbers == [0, 1, 2]
 
     def load(self, bucket: WeightBucket) -> None:
+        """Copies the weights; the shard loads them once the staging buffer is full."""
         for weights in self._staged(bucket):
             self.ask(Load(weights))
 
+    def finish_loads(self) -> None:
+        """The shard loads what still waits in the staging buffer."""
+        if self._waiting:
+            self.ask(Load(self._taken()))
+
     def verify(self, bucket: WeightBucket) -> list[str]:
-        return [name for weights in self._staged(bucket) for name in self.ask(Verify(weights))]
+        """Names of the weights that the shard does not hold bit by bit, now that all are loaded."""
+        self.finish_loads()
+        changed = [name for weights in self._staged(bucket) for name in self.ask(Verify(weights))]
+        return changed + (self.ask(Verify(self._taken())) if self._waiting else [])
 
     def _staged(self, bucket: WeightBucket) -> Iterator[Sequence[StagedWeight]]:
-        """The bucket's weights, some at a time: those that are in the staging buffer until the next are asked for."""
+        """Copies the bucket's weights behind those that wait, and gives these whenever the next one has no room.
+
+        Each turn of the two processes on the device costs a millisecond or two: full buffers make few of them.
+        """
         if self._staging is None:
-            self._staging = torch.empty(self._staging_bytes, dtype=torch.uint8, device=self._device)
+            self._staging = torch.empty(self.staging_bytes, dtype=torch.uint8, device=self._device)
             self.ask(Stage(self._staging))
         tensors = dict(bucket)
-        for weights in layouts(bucket, self._staging_bytes):
-            targets = [staged(self._staging, weight) for weight in weights]
-            with torch.no_grad():
-                torch._foreach_copy_(targets, [tensors[weight.spec.name] for weight in weights])
-            if self._device.type == "cuda":
-                # The scheduler's stream knows nothing of this one.
-                torch.cuda.current_stream(self._device).synchronize()
-            yield weights
+        for number, weights in enumerate(layouts(bucket, self.staging_bytes, self._end)):
+            if number > 0:
+                yield self._taken()
+            if weights:
+                targets = [staged(self._staging, weight) for weight in weights]
+                with torch.no_grad():
+                    torch._foreach_copy_(targets, [tensors[weight.spec.name] for weight in weights])
+                self._waiting += weights
+                self._end = weights[-1].offset + _aligned(weights[-1].spec.num_bytes)
+
+    def _taken(self) -> list[StagedWeight]:
+        """The weights that wait, which are there for the scheduler; the next ones are written over them."""
+        if self._device.type == "cuda":
+            # The scheduler's stream knows nothing of this one.
+            torch.cuda.current_stream(self._device).synchronize()
+        taken, self._waiting, self._end = self._waiting, [], 0
+        return taken
 
 
 def staging_size(specs: Iterable[WeightSpec], bucket_bytes: int) -> int:
@@ -131,10 +157,14 @@ def staging_size(specs: Iterable[WeightSpec], bucket_bytes: int) -> int:
     return max(bucket_bytes // 4, *(_aligned(spec.num_bytes) for spec in specs))
 
 
-def layouts(bucket: WeightBucket, staging_bytes: int) -> Iterator[list[StagedWeight]]:
-    """Runs of the bucket's weights that fit into the staging buffer, each with its place."""
+def layouts(bucket: WeightBucket, staging_bytes: int, start: int = 0) -> Iterator[list[StagedWeight]]:
+    """Runs of the bucket's weights, each weight with its place in the staging buffer.
+
+    The first run lies behind what is there up to `start`, and is empty where nothing fits there; each other one is
+    written over the one before it.
+    """
     run: list[StagedWeight] = []
-    end = 0
+    end = start
     for name, tensor in bucket:
         size = _aligned(tensor.nbytes)
         assert size <= staging_bytes, f"{name} does not fit into the staging buffer"

@@ -1,9 +1,11 @@
 """Draws: token ids from the probabilities of a batch, each by a key of its own, as SGLang's sampler asks for them."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from lightrft.strategy.torch_utils.sampling import uniforms_at
+from lightrft.strategy.torch_utils.sampling import uniforms_from
 
 _BLOCK = 512
 """Neighbours in the vocabulary that are summed first: a cumulative sum of the whole in float64 would cost as much
@@ -11,18 +13,20 @@ memory as the probabilities twice."""
 
 
 def keyed_draws(
-    probs: Tensor, keys: Tensor, positions: Tensor, top_ks: Tensor | None = None, top_ps: Tensor | None = None
+    probs: Tensor, mixed_keys: Tensor, positions: Tensor, top_ks: Tensor | None = None, top_ps: Tensor | None = None
 ) -> Tensor:
     """Token ids `(B,)`, int32, that do not depend on the rest of the batch.
 
+    Each operation is a launch in SGLang's only thread, for each token of all responses: there should be few.
+
     Args:
         probs: `(B, V)`.
-        keys: `(B,)`, int64: that of each response.
+        mixed_keys: `(B,)`, int64: `mix64` of each response's key.
         positions: `(B,)`: of the tokens that the drawn ones follow.
         top_ks: `(B,)`, with any number above V for the whole vocabulary; None does not filter.
         top_ps: `(B,)`, of what top-k left.
     """
-    uniforms = uniforms_at(keys, positions.long())
+    uniforms = uniforms_from(mixed_keys, positions)
     if top_ks is None or top_ps is None:
         return inverse_cdf(probs, uniforms).int()
     kept, ids = probs.sort(descending=True, stable=True)
@@ -42,24 +46,31 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """
     size = weights.shape[-1]
     whole = size // _BLOCK * _BLOCK
-    sums = [weights[:, :whole].unflatten(-1, (whole // _BLOCK, _BLOCK)).sum(-1, dtype=torch.float64)]
+    sums = weights[:, :whole].unflatten(-1, (whole // _BLOCK, _BLOCK)).sum(-1, dtype=torch.float64)
     if whole < size:
-        sums.append(weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64))
-    block, share = _search(torch.cat(sums, -1), uniforms)
-    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    inside = weights.gather(-1, columns.clamp(max=size - 1)).double().masked_fill(columns >= size, 0.0)
-    place, _ = _search(inside, share)
-    return (block * _BLOCK + place).clamp(max=size - 1)
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)], -1)
+    cdf = sums.cumsum(-1)
+    targets = uniforms[:, None] * cdf[:, -1:]
+    blocks = _passed(cdf, targets)
+    before = cdf.gather(-1, blocks) - sums.gather(-1, blocks)
+    columns = torch.add(_columns(weights.device), blocks, alpha=_BLOCK)
+    if whole < size:
+        # Columns behind the last one have no weight.
+        inside = weights.gather(-1, columns.clamp(max=size - 1)).masked_fill(columns >= size, 0.0)
+    else:
+        inside = weights.gather(-1, columns)
+    places = _passed(inside.cumsum(-1, dtype=torch.float64), targets - before)
+    return torch.add(places, blocks, alpha=_BLOCK).squeeze(-1).clamp(max=size - 1)
 
 
-def _search(weights: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Index at which each row's cumulative share passes the given one, and the share of its own weight that is left."""
-    cdf = weights.cumsum(-1)
-    total = cdf[:, -1:]
-    # Rounding must not carry it to the total, which no entry passes.
-    target = torch.minimum(shares[:, None] * total, total * (1 - 2**-52))
-    # right=True passes over weights of 0, at a share of 0 as well. NaN passes over all.
-    index = torch.searchsorted(cdf, target, right=True).clamp(max=weights.shape[-1] - 1)
-    own = weights.gather(-1, index)
-    left = (target - (cdf.gather(-1, index) - own)) / own
-    return index.squeeze(-1), left.clamp(0, 1 - 2**-52).squeeze(-1)
+def _passed(cdf: Tensor, targets: Tensor) -> Tensor:
+    """Index at which each row's sum passes its target, `(B, 1)`."""
+    # Rounding must not carry a target to the total, which no entry passes, nor below 0.
+    targets = torch.minimum(targets.clamp(min=0.0), cdf[:, -1:] * (1 - 2**-52))
+    # right=True passes over weights of 0, at a target of 0 as well. NaN passes over all.
+    return torch.searchsorted(cdf, targets, right=True).clamp(max=cdf.shape[-1] - 1)
+
+
+@lru_cache(maxsize=2)
+def _columns(device: torch.device) -> Tensor:
+    return torch.arange(_BLOCK, device=device)

@@ -68,7 +68,8 @@ def output(
     if end is None and (reason != "length" or len(ids) != params.max_new_tokens):
         raise RuntimeError(f"SGLang ended a response after {len(ids)} tokens for the reason {reason}, at {where}.")
     kept = None if response.log_probs is None else list(response.log_probs[:end])
-    if kept is not None and any(math.isnan(value) for value in kept):
+    # A sum is NaN where a part of it is; a few millions of them take a while one by one.
+    if kept is not None and math.isnan(sum(kept)) and any(math.isnan(value) for value in kept):
         raise RuntimeError(f"weights of version {version} give logits that are NaN, at {where}.")
     return GenerationOutput(ids[:end], "length" if end is None else "stop", kept, version)
 
@@ -77,7 +78,7 @@ def end_of_response(
     ids: Sequence[int], params: SamplingParams, tokenizer: PreTrainedTokenizerBase | None
 ) -> int | None:
     """Number of tokens up to the first that ends the response, or None."""
-    end = next((i + 1 for i, token in enumerate(ids) if token in params.stop_token_ids), None)
+    end = min((ids.index(token) + 1 for token in params.stop_token_ids if token in ids), default=None)
     if not params.stop:
         return end
     assert tokenizer is not None

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightrft.strategy.sglang_utils.media import num_sound_frames, num_sound_tokens
+from lightrft.utils.sampling_key import mix64
 
 SUPPRESSED = "suppressed_ids"
 """Key among a request's custom parameters."""
 
 
 def keep_params(result: None, batch_info: Any, batch: Any, vocab_size: int) -> None:
-    """Puts the requests' keys and custom parameters where the sampler finds them.
+    """Puts the requests' keys, mixed, and custom parameters where the sampler finds them.
 
     Keys are in the order of the batch; all requests have one, or none has. Those that are under way together suppress
     the same ids, so that the first request's stand for all, whatever joins the batch and leaves it.
@@ -23,7 +25,8 @@ def keep_params(result: None, batch_info: Any, batch: Any, vocab_size: int) -> N
     keys = [each.sampling_seed for each in params]
     if None in keys:
         return
-    batch_info.sampling_seed = torch.tensor(keys, dtype=torch.int64).to(batch.device, non_blocking=True)
+    mixed = np.array([mix64(key) for key in keys], dtype=np.uint64).view(np.int64)
+    batch_info.sampling_seed = torch.from_numpy(mixed).to(batch.device, non_blocking=True)
     first = params[0].custom_params or {}
     batch_info.custom_params = [{SUPPRESSED: first[SUPPRESSED]}] if SUPPRESSED in first else None
 

@@ -169,12 +169,17 @@ class SGLangEngine:
         self._channel.load(bucket)
         self._round.note(bucket)
 
+    @property
+    def staging_bytes(self) -> int:
+        return self._channel.staging_bytes
+
     def verify_weights(self, bucket: WeightBucket) -> list[str]:
         """Weights of this rank's shard: each rank of the group finds its own."""
         self._open_channel()
         return self._channel.verify(bucket)
 
     def finish_weight_update(self, version: int) -> None:
+        self._channel.finish_loads()
         self._close_channel()
         self._round.close()
         self.team.led(lambda: self.host.call(library.flush))

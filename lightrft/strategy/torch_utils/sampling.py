@@ -20,8 +20,13 @@ def uniforms_at(keys: Tensor, draws: Tensor) -> Tensor:
     A counter-based generator: splitmix64 whose state starts at the mixed key. Integer arithmetic that wraps around
     gives the same bits on every platform and device.
     """
-    bits = _logical_shift_right(_mix64(_mix64(keys) + (draws + 1) * _signed(GOLDEN)), 11)
-    return bits.double() * 2.0**-53
+    return uniforms_from(_mix64(keys), draws)
+
+
+def uniforms_from(mixed_keys: Tensor, draws: Tensor) -> Tensor:
+    """`uniforms_at` of keys that went through `mix64` already."""
+    states = torch.add(mixed_keys + _signed(GOLDEN), draws, alpha=_signed(GOLDEN))
+    return _logical_shift_right(_mix64(states), 11).double() * 2.0**-53
 
 
 def sample_tokens(

@@ -25,6 +25,8 @@ from lightrft.types import GenerationOutput, PromptExample, SamplingParams, Seed
 class TorchEngine:
     """Runs on CPU or GPU. It keeps nothing from one call of `generate` to the next, so it has no cache to reset."""
 
+    staging_bytes = 0
+
     def __init__(
         self,
         pretrain: str,

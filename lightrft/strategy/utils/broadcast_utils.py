@@ -73,7 +73,8 @@ class BroadcastManager:
         sizes = [spec.num_bytes for spec in specs]
         sample = sampled_weights(sizes, self.bucket_bytes, version) if self.check == "sample" else []
         names = {specs[i].name for i in sample}
-        may_overlap = overlaps(sizes, self.bucket_bytes, sum(sizes[i] for i in sample))
+        kept_bytes = self.engine.staging_bytes + sum(sizes[i] for i in sample)
+        may_overlap = overlaps(sizes, self.bucket_bytes, kept_bytes)
         kept: WeightBucket = []
         faults: list[str] = []
 

@@ -31,7 +31,8 @@ def _runs_within(sizes: Sequence[int], limit: int) -> list[range]:
 def overlaps(sizes: Sequence[int], bucket_bytes: int, kept_bytes: int) -> list[bool]:
     """Of each bucket, whether the next may be gathered while it is loaded.
 
-    A sync takes at most twice `bucket_bytes`, or twice the largest weight, with what is kept to be checked (MEM-04).
+    A sync takes at most twice `bucket_bytes`, or twice the largest weight, with `kept_bytes` for what is to be checked
+    and what the engine takes on its own (MEM-04); more where these leave less than one bucket.
     """
     runs = plan_buckets(sizes, bucket_bytes)
     held = [sum(sizes[i] for i in run) for run in runs]

@@ -28,6 +28,8 @@ class VLLMEngine:
     Log-probs are None where top_p or top_k filter: vLLM would give those of the filtered distribution.
     """
 
+    staging_bytes = 0
+
     def __init__(
         self,
         pretrain: str,
