@@ -59,7 +59,6 @@ class ShardChannel:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-        self._waiting, self._end = [], 0
 
     def free(self) -> None:
         """Gives the staging buffer back. Comes when the scheduler has gone on: what it has mapped stays."""
@@ -107,6 +106,10 @@ class ShardChannel:
                     "without hidepid, run a python without capabilities of its own, or set --engine_type vllm."
                 ) from error
         assert numbers == [0, 1, 2]
+
+    def begin_loads(self) -> None:
+        """Nothing waits any more: a round that failed may have left something."""
+        self._waiting, self._end = [], 0
 
     def load(self, bucket: WeightBucket) -> None:
         """Copies the weights; the shard loads them once the staging buffer is full."""

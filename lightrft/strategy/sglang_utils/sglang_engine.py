@@ -158,6 +158,7 @@ class SGLangEngine:
         self._has_values = False
         self._round.open(specs)
         self._open_channel()
+        self._channel.begin_loads()
 
     def update_weights(self, bucket: WeightBucket) -> None:
         """Raises ValueError for a name or shape that is not the engine's."""
