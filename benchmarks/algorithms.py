@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cases import ROOT, environment
+from benchmarks.cases import environment
+from benchmarks.processes import ROOT
 from lightrft.config.arguments import ADVANTAGE_NAMES, POLICY_LOSS_NAMES
 from lightrft.utils.plots import Course, course, moving_average
 

@@ -6,11 +6,10 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 from benchmarks.models import SIZES, load_random, write_model
+from benchmarks.processes import run_together
 from lightrft.config import Config, DataConfig, ModelConfig, StrategyConfig
 from lightrft.models.actor import Actor
 from lightrft.models.collate import Layout
@@ -31,7 +31,6 @@ from lightrft.strategy.utils.devices import empty_cache
 
 Row: TypeAlias = dict[str, float | str | None]
 
-ROOT = Path(__file__).parents[1]
 BACKENDS: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp": True},
     "zero2": {"zero_stage": 2},
@@ -84,7 +83,7 @@ def main(module: str, benchmarks: Sequence[Benchmark]) -> None:
     parser.add_argument("--disable_engine_sleep", action="store_true", help="as engines on a CPU need it")
     parser.add_argument("--fp32", action="store_true", help="instead of bf16 over fp32 master weights")
     parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
-    parser.add_argument("--case_seconds", type=float, default=600.0, help="a case that takes longer is ended")
+    parser.add_argument("--case_seconds", type=float, default=900.0, help="a case that takes longer is ended")
     parser.add_argument(
         "--zero_without_optimizer",
         action="store_true",
@@ -113,15 +112,11 @@ def run(module: str, case: Case, args: argparse.Namespace, titles: Sequence[str]
     """The case's rows by table, measured in processes of its own: an engine leaves memory behind."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "rows.jsonl"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command = [*torchrun, "--nproc_per_node", str(args.nproc_per_node), "-m", module, *sys.argv[1:]]
         # The last of a repeated flag counts.
-        command += ["--engine_types", case.engine_type, "--sizes", case.size, "--row", str(written)]
-        try:
-            returncode = subprocess.run(command, cwd=ROOT, timeout=args.case_seconds).returncode
-            note = f"failed ({returncode})"
-        except subprocess.TimeoutExpired:
-            note = f"over {args.case_seconds:.0f} s"
+        own = ["--engine_types", case.engine_type, "--sizes", case.size, "--row", str(written)]
+        note = run_together([["-m", module, *sys.argv[1:], *own]], args.nproc_per_node, args.case_seconds)
+        if note is not None:
+            sys.stderr.write(f"{case.engine_type} {case.size}: {note}\n")
         lines = written.read_text().splitlines() if written.is_file() else []
     found = {(title, row["backend"]): row for title, row in map(json.loads, lines)}
     return {
@@ -170,7 +165,7 @@ def measure_case(case: Case, args: argparse.Namespace, benchmarks: Sequence[Benc
         # Engines measure what memory is free, so theirs comes first.
         engine = host.create_engine(load_tokenizer(pretrain))
         for backend in args.backends:
-            for title, row in measure_backend(case, backend, engine, args, benchmarks, pretrain).items():
+            for title, row in measure_backend(case, backend, engine, args, benchmarks, pretrain):
                 if host.is_rank_0:
                     with args.row.open("a") as file:
                         file.write(json.dumps([title, head(case, backend, args) | row]) + "\n")
@@ -209,8 +204,8 @@ def measure_backend(
     args: argparse.Namespace,
     benchmarks: Sequence[Benchmark],
     pretrain: str,
-) -> dict[str, Row]:
-    """Its row for each table."""
+) -> Iterator[tuple[str, Row]]:
+    """Its row for each table, by the table's title."""
     strategy = start_strategy(case, backend, args, benchmarks, pretrain)
     strategy.use_engine(engine)
     loaded = load_random(pretrain)
@@ -219,10 +214,10 @@ def measure_backend(
     if computes:
         actor = strategy.prepare_optimizer("actor", actor, learning_rate=1e-6, num_steps=1).model
     setup = Setup(strategy, engine, actor, loaded.layout, case.engine_type, computes)
-    rows = {benchmark.title: benchmark.measure(setup, args) for benchmark in benchmarks}
+    for benchmark in benchmarks:
+        yield benchmark.title, benchmark.measure(setup, args)
     strategy.sleep_engine()
     strategy.close()
-    return rows
 
 
 def seconds(strategy: StrategyBase, work: Callable[[], object], repeats: int = 1) -> float:

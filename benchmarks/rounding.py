@@ -65,7 +65,7 @@ def measure(size: dict[str, Any], num_tokens: int) -> Row:
     config = Qwen2Config(**size, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
     config._attn_implementation = "sdpa"
     numbers = torch.Generator().manual_seed(0)
-    embeddings = random(numbers, 1, num_tokens, config.hidden_size)
+    embeddings = draw_weights(numbers, 1, num_tokens, config.hidden_size)
     hidden = {"fp32": embeddings.float(), "hf": embeddings}
     streams = {"kernels": (None, embeddings), "hf rope": (None, embeddings)}
     waves = Qwen2RotaryEmbedding(config)(embeddings.float(), torch.arange(num_tokens)[None])
@@ -99,7 +99,7 @@ def measure(size: dict[str, Any], num_tokens: int) -> Row:
     }
 
 
-def random(numbers: torch.Generator, *shape: int) -> Tensor:
+def draw_weights(numbers: torch.Generator, *shape: int) -> Tensor:
     return (STD * torch.randn(shape, generator=numbers)).bfloat16()
 
 
@@ -108,7 +108,7 @@ def random_layer(config: Qwen2Config, index: int, numbers: torch.Generator) -> A
     layer = Qwen2DecoderLayer(config, index)
     for name, parameter in layer.named_parameters():
         if parameter.ndim == 2:
-            parameter.copy_(random(numbers, *parameter.shape))
+            parameter.copy_(draw_weights(numbers, *parameter.shape))
         else:
             parameter.fill_(1.0 if "norm" in name else 0.0)
     return layer
@@ -116,10 +116,12 @@ def random_layer(config: Qwen2Config, index: int, numbers: torch.Generator) -> A
 
 def head_weights(config: Qwen2Config, numbers: torch.Generator) -> Iterator[Tensor]:
     for start in range(0, config.vocab_size, COLUMNS):
-        yield random(numbers, min(COLUMNS, config.vocab_size - start), config.hidden_size).float()
+        yield draw_weights(numbers, min(COLUMNS, config.vocab_size - start), config.hidden_size).float()
 
 
-def through_kernels(layer: Any, residual: Tensor | None, hidden: Tensor, rope: Callable[[Tensor], Tensor]):
+def through_kernels(
+    layer: Any, residual: Tensor | None, hidden: Tensor, rope: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """The residual and what the layer adds to it, each rounded where a fused kernel writes it."""
     residual = added(residual, hidden)
     attention, mlp = layer.self_attn, layer.mlp

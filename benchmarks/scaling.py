@@ -5,16 +5,16 @@
 A layout is the engine's tensor-parallel size and how many engines there are; 1x1*2 is two runs of 1x1 at once that know
 nothing of each other, each on its own GPU: what they lose to 1x1 is the machine's. Every weight is verified at each
 sync. Seconds are medians of the later half of the steps; efficiency is a rank's tokens per second beside that of one
-rank alone. awake and asleep are what is in use on rank 0's device in a rollout and when it is over.
+rank alone, where 1x1 came before. awake and asleep are what is in use on rank 0's device in a rollout and after it.
 """
 
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.cases import BACKENDS, ROOT, Row, environment, markdown
+from benchmarks.cases import BACKENDS, Row, environment, markdown
 from benchmarks.models import SIZES, write_model
+from benchmarks.processes import ROOT, run_together
 from lightrft.models.loading import load_config
 
 TRAIN = ROOT / "examples/gsm8k_geo3k/train_colocate.py"
@@ -85,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = parser().parse_args()
     args.nproc_per_node = max(layout.ranks * layout.runs for layout in args.layouts)
+    check_devices(args.nproc_per_node)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         inputs = write_inputs(Path(folder), args, args.nproc_per_node)
@@ -109,12 +111,11 @@ def per_rank(row: Row, layout: Layout) -> float:
 def write_inputs(folder: Path, args: argparse.Namespace, max_ranks: int) -> list[str]:
     """Flags for a model with random weights, as many prompts as so many ranks take in a step, and a reward."""
     pretrain = write_model(args.size, folder / "model")
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        hf_config = load_config(pretrain, "auto").hf_config
-        AutoModelForCausalLM.from_config(hf_config, dtype=torch.bfloat16).save_pretrained(pretrain)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    # A process of its own: this one must hold nothing of a GPU whose memory is measured.
+    writer = multiprocessing.get_context("spawn").Process(target=save_weights, args=(pretrain,))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 0, "the model was not written"
     numbers = torch.Generator().manual_seed(0)
     words = torch.randint(2, 256, (args.prompts * max_ranks, PROMPT_WORDS), generator=numbers).tolist()
     rows = [{"input": " ".join(f"t{word}" for word in row), "label": "0"} for row in words]
@@ -128,35 +129,37 @@ def run(backend: str, engine_type: str, layout: Layout, inputs: Sequence[str], a
     """A row of medians over the later half of the steps, of the first run where there are several."""
     head: Row = {"backend": backend, "engine": engine_type, "size": args.size, "TP x DP": str(layout)}
     with tempfile.TemporaryDirectory() as folder:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(layout.ranks)]
         flags = [*FLAGS, *run_flags(backend, engine_type, layout, args), *inputs]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, *launch, str(TRAIN), *flags, "--save_path", f"{folder}/{number}"],
-                cwd=ROOT,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(devices_of(number, layout))},
-            )
-            for number in range(layout.runs)
-        ]
-        try:
-            codes = [process.wait(args.case_seconds) for process in processes]
-        except subprocess.TimeoutExpired:
-            return head | {"note": f"over {args.case_seconds:.0f} s"}
-        finally:
-            for process in processes:
-                # torchrun ends its ranks.
-                process.terminate()
-                process.wait()
-        if any(codes):
-            return head | {"note": f"failed ({', '.join(map(str, codes))})"}
+        commands = [[str(TRAIN), *flags, "--save_path", f"{folder}/{number}"] for number in range(layout.runs)]
+        devices = [{"CUDA_VISIBLE_DEVICES": ",".join(devices_of(number, layout))} for number in range(layout.runs)]
+        note = run_together(commands, layout.ranks, args.case_seconds, devices)
+        if note is not None:
+            return head | {"note": note}
         lines = (Path(folder) / "0/metrics.jsonl").read_text().splitlines()
     return head | summary([step for step in map(json.loads, lines) if "time/step" in step])
 
 
+def save_weights(pretrain: str) -> None:
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        hf_config = load_config(pretrain, "auto").hf_config
+        AutoModelForCausalLM.from_config(hf_config, dtype=torch.bfloat16).save_pretrained(pretrain)
+
+
+def visible_devices() -> list[str]:
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(torch.cuda.device_count())] if given is None else list(filter(None, given.split(",")))
+
+
+def check_devices(count: int) -> None:
+    """Raises ValueError where there are GPUs, and fewer than so many."""
+    if 0 < (found := len(visible_devices())) < count:
+        raise ValueError(f"the largest of the layouts takes {count} GPUs, and {found} are visible: choose others.")
+
+
 def devices_of(run: int, layout: Layout) -> list[str]:
-    """GPUs of one of several runs at once."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
-    return visible.split(",")[run * layout.ranks : (run + 1) * layout.ranks]
+    """GPUs of one of several runs at once; none where there are none."""
+    return visible_devices()[run * layout.ranks : (run + 1) * layout.ranks]
 
 
 def summary(steps: Sequence[Mapping[str, float]]) -> Row:

@@ -312,7 +312,7 @@ class StrategyBase(ABC):
         return engine
 
     def use_engine(self, engine: ManagedEngine) -> None:
-        """Takes an engine that is there, built by a strategy of the same ranks and rollout options."""
+        """Takes an engine that is there, built by a strategy of the same ranks."""
         self.engine = engine
         rollout = self.config.rollout
         self._broadcast_manager = BroadcastManager(

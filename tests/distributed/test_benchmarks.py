@@ -84,7 +84,7 @@ def test_steps_of_a_layout_are_measured(tmp_path):
     )
     inputs = scaling.write_inputs(tmp_path, args, max_ranks=2)
     row = scaling.run("fsdp2", "torch", scaling.Layout(1, 1, runs=2), inputs, args)
-    assert row["TP x DP"] == "1 x 1, 2 runs" and row["steps"] == "2" and row["verified"] == "50"
+    assert [row.get(name) for name in ("TP x DP", "steps", "verified")] == ["1 x 1, 2 runs", "2", "50"], row
     numbers = {name: float(row[name] or 0) for name in ("mismatch", "step s", "generate")}
     assert numbers["mismatch"] < 1e-5 and numbers["step s"] > numbers["generate"] > 0
 
@@ -107,7 +107,7 @@ def test_a_table_has_a_column_for_whatever_a_row_has():
     ]
 
 
-def test_rounding_is_larger_in_bf16_than_between_equal_models():
+def test_two_ways_to_round_are_as_far_apart_as_each_is_from_fp32():
     """Hugging Face's forward and the engines' are apart by as much as each is from fp32."""
     row = rounding.measure(SIZES["tiny"] | {"num_hidden_layers": 2}, num_tokens=16)
     distances = [float(row[name] or 0) for name in ("HF - fp32", "kernels - fp32", "kernels - HF")]

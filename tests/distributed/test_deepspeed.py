@@ -1,16 +1,23 @@
 """DeepSpeed's ZeRO on two real ranks: what it must do that its own defaults do not promise."""
 
+import gc
+import weakref
+from contextlib import contextmanager
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from lightrft.models.actor import Actor
 from lightrft.models.collate import collate
 from lightrft.models.critic import Critic
 from lightrft.models.loading import load_config
 from lightrft.models.lora import sent_weights
+from lightrft.strategy.deepspeed import library
 from lightrft.strategy.roles import hf_model_of
 from lightrft.strategy.strategy import get_strategy
 from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS
@@ -276,3 +283,47 @@ def test_deepspeed_makes_its_group_with_our_timeout_and_a_second_one_after_it(tm
         assert first == second
         assert timeouts == {123.0 + GROUP_TIMEOUT_GRACE_SECONDS}
         assert result.stdout == ""
+
+
+def is_freed(backend, folder):
+    """Whether a closed strategy's model is gone with the last name for it."""
+    with strategy_on(backend, folder) as strategy:
+        role = actor_role(strategy, folder)
+        strategy.backward(loss_of(role, random_samples(1)[0]), role, is_last=True)
+        parameter = weakref.ref(next(hf_model_of(role.model).parameters()))
+    del strategy, role
+    gc.collect()
+    return parameter() is None
+
+
+@pytest.mark.parametrize("backend", STAGES)
+def test_a_closed_strategy_keeps_no_model(two_ranks, tmp_path, backend):
+    """The next one in the process may need its memory."""
+    assert two_ranks.run(is_freed, backend, tiny_models.save_model(tmp_path)) == [True, True]
+
+
+@torch.no_grad()
+def gathered_without_a_copy(folder):
+    """Whether what is given is what was gathered; and whether each is whole when others have been gathered since."""
+    places = []
+
+    @contextmanager
+    def noted(tensors):
+        with gathered(tensors):
+            yield
+            places.append(tensors[0].data_ptr())
+
+    with strategy_on("zero3", folder) as strategy:
+        model = hf_model_of(actor_role(strategy, folder).model)
+        matrices = {name: weight for name, weight in model.named_parameters() if len(weight.ds_shape) == 2}
+        gathered = library.gathered
+        with mock.patch.object(library, "gathered", noted):
+            whole = [strategy.full_tensors([weight], [weight.dtype])[0] for weight in matrices.values()]
+        expected = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=whole[0].dtype).named_parameters())
+        are_whole = all(torch.equal(expected[name], tensor) for name, tensor in zip(matrices, whole, strict=True))
+        return places == [tensor.data_ptr() for tensor in whole], are_whole
+
+
+def test_what_zero3_gathers_is_given_without_a_copy(two_ranks, tmp_path):
+    """MEM-04: a sync would take the largest weight once more."""
+    assert two_ranks.run(gathered_without_a_copy, tiny_models.save_model(tmp_path)) == [(True, True)] * 2

@@ -1,5 +1,7 @@
 """The engine generates from the actor's current weights, all of them, or not at all."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -11,6 +13,8 @@ from lightrft.models.loading import load_config
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.engine import EngineState, ManagedEngine
 from lightrft.strategy.fsdp.fsdpv2 import decoder_layers
+from lightrft.strategy.utils import broadcast_utils
+from lightrft.strategy.utils.prefetch import gathered_ahead
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams
 from tests import tiny_models
 from tests.distributed.runs import fsdp
@@ -185,6 +189,28 @@ def prompt_after_sync(folder):
 def test_a_prompt_seen_before_the_sync_gives_what_a_fresh_engine_gives(two_ranks, tmp_path):
     """WGT-04: nothing that the old weights made survives."""
     assert two_ranks.run(prompt_after_sync, tiny_models.save_model(tmp_path)) == [True, True]
+
+
+def may_gather_ahead(folder):
+    """Whether any bucket may be gathered ahead, for an engine that takes nothing beside them, and one that does."""
+    asked = []
+
+    def note(buckets, gathers, may_overlap):
+        asked.append(any(may_overlap))
+        return gathered_ahead(buckets, gathers, may_overlap)
+
+    with fsdp(folder, rollout={"weight_check": "off", "weight_bucket_bytes": 2**15}) as strategy:
+        actor = synced(strategy, folder)
+        with mock.patch.object(broadcast_utils, "gathered_ahead", note):
+            for staging_bytes in (0, 2**40):
+                strategy.engine.engine.staging_bytes = staging_bytes
+                strategy.update_engine_weights(actor)
+    return asked
+
+
+def test_what_an_engine_takes_beside_the_buckets_counts(two_ranks, tmp_path):
+    """MEM-04."""
+    assert two_ranks.run(may_gather_ahead, tiny_models.save_model(tmp_path)) == [[True, False]] * 2
 
 
 class EchoEngine:

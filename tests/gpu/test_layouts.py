@@ -14,7 +14,9 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
     pytest.mark.timeout(580),
 ]
-ARGS = scaling.parser().parse_args(shlex.split("--size 0.5b --steps 5 --new_tokens 128 --engine_mem_util 0.1"))
+ARGS = scaling.parser().parse_args(
+    shlex.split("--size 0.5b --steps 5 --new_tokens 128 --engine_mem_util 0.1 --case_seconds 500")
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,5 +35,5 @@ def test_five_steps_keep_the_engine_at_the_actors_log_probs(
         pytest.skip(f"needs {engine}")
     row = scaling.run(backend, engine, layout, inputs, ARGS)
     print(markdown([row]))
-    assert row["steps"] == "5" and row["verified"] == "290", row
+    assert row.get("steps") == "5" and row["verified"] == "290", row
     assert isinstance(row["mismatch"], float) and row["mismatch"] <= 0.02

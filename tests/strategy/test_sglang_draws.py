@@ -1,23 +1,29 @@
 """How SGLang's schedulers draw: by keys, from probabilities that are there already."""
 
 import math
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from lightrft.strategy.sglang_utils import draws
 from lightrft.strategy.sglang_utils.draws import inverse_cdf
+from lightrft.strategy.sglang_utils.scheduler import keep_params
 from lightrft.strategy.torch_utils.sampling import keyed_uniforms, sample_tokens, uniforms_at
-from lightrft.utils.sampling_key import mix64
 
 LAST_BELOW_1 = 1 - 2.0**-53
 
 
-def keyed_draws(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, *filters: torch.Tensor):
-    """As the scheduler asks for them, with keys that went through `mix64`."""
-    mixed = np.array([mix64(key) for key in keys.tolist()], dtype=np.uint64).view(np.int64)
-    return draws.keyed_draws(probs, torch.from_numpy(mixed), positions.long(), *filters)
+def keyed_draws(
+    probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, *filters: torch.Tensor
+) -> torch.Tensor:
+    """As the sampler asks for them, with what the scheduler makes of a batch of requests with these keys."""
+    requests = [
+        SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=k, custom_params=None)) for k in keys.tolist()
+    ]
+    info = SimpleNamespace()
+    keep_params(None, info, SimpleNamespace(reqs=requests, device=torch.device("cpu")), vocab_size=probs.shape[-1])
+    return draws.keyed_draws(probs, info.sampling_seed, positions.long(), *filters)
 
 
 def test_a_token_owns_its_probability_s_part_of_the_unit_interval() -> None:
@@ -29,7 +35,7 @@ def test_a_token_owns_its_probability_s_part_of_the_unit_interval() -> None:
     assert inverse_cdf(torch.tensor([[0.0, 1.0, 0.0]]), uniforms[-1:]).tolist() == [1]
 
 
-@pytest.mark.parametrize("vocab_size", [3, 511, 512, 513, 1024, 5000])
+@pytest.mark.parametrize("vocab_size", [3, 127, 128, 129, 1024, 5000])
 def test_sums_of_blocks_find_the_token_that_a_sum_of_the_whole_finds(vocab_size: int) -> None:
     weights = torch.rand(400, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) ** 8
     weights[:, ::3] = 0

@@ -45,9 +45,8 @@ class DeepspeedStrategy(StrategyBase):
         self.host_buffers = HostBuffers(self.device)
 
     def close(self) -> None:
-        # DeepSpeed's buffers and hooks would keep the models alive.
         for engine in self._engines:
-            engine.destroy()
+            library.destroy(engine)
         super().close()
 
     def _end_process_group(self) -> None:

@@ -48,6 +48,16 @@ def initialize(role: nn.Module, settings: dict[str, Any], optimizer: Optimizer |
     return engine
 
 
+def destroy(engine: Any) -> None:
+    """Ends a role's engine, whose buffers, hooks and places in lists would keep the model alive."""
+    from deepspeed.runtime.zero import parameter_offload
+
+    modules = set(engine.module.modules())
+    engine.destroy()
+    stack = parameter_offload.FWD_MODULE_STACK
+    stack[:] = [module for module in stack if module not in modules]
+
+
 def engine_of(model: nn.Module) -> Any:
     """The DeepSpeedEngine that `model` is."""
     from deepspeed import DeepSpeedEngine

@@ -107,9 +107,10 @@ class ShardChannel:
                 ) from error
         assert numbers == [0, 1, 2]
 
-    def begin_loads(self) -> None:
-        """Nothing waits any more: a round that failed may have left something."""
-        self._waiting, self._end = [], 0
+    def drop_waiting(self) -> list[str]:
+        """Names of the weights that waited in the staging buffer, and will not be loaded."""
+        dropped, self._waiting, self._end = self._waiting, [], 0
+        return [weight.spec.name for weight in dropped]
 
     def load(self, bucket: WeightBucket) -> None:
         """Copies the weights; the shard loads them once the staging buffer is full."""

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from lightrft.strategy.torch_utils.sampling import uniforms_from
 
-_BLOCK = 512
+_BLOCK = 128
 """Neighbours in the vocabulary that are summed first: a cumulative sum of the whole in float64 would cost as much
-memory as the probabilities twice."""
+memory as the probabilities twice. Most vocabularies are padded to a multiple of it, which saves operations."""
 
 
 def keyed_draws(

@@ -156,9 +156,9 @@ class SGLangEngine:
 
     def check_weights(self, specs: Sequence[WeightSpec]) -> None:
         self._has_values = False
+        self._channel.drop_waiting()
         self._round.open(specs)
         self._open_channel()
-        self._channel.begin_loads()
 
     def update_weights(self, bucket: WeightBucket) -> None:
         """Raises ValueError for a name or shape that is not the engine's."""
@@ -180,8 +180,11 @@ class SGLangEngine:
         return self._channel.verify(bucket)
 
     def finish_weight_update(self, version: int) -> None:
-        self._channel.finish_loads()
-        self._close_channel()
+        try:
+            self._channel.finish_loads()
+        finally:
+            # Where another rank's shard fails, this one's leader waits for both schedulers to go on.
+            self._close_channel()
         self._round.close()
         self.team.led(lambda: self.host.call(library.flush))
         self._has_values = True
@@ -204,6 +207,7 @@ class SGLangEngine:
 
     def _close_channel(self) -> None:
         if self._channel.is_open:
+            self._round.miss(self._channel.drop_waiting())
             self._channel.hang_up()
             self.team.led(lambda: self.host.receive())
             self._channel.free()

@@ -1,6 +1,6 @@
 """WeightRound: the weights that an engine expects in a round of updates, and those still missing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lightrft.types import WeightBucket, WeightSpec
 
@@ -30,8 +30,12 @@ class WeightRound:
                 raise ValueError(f"weight {name} was sent with shape {tuple(tensor.shape)}; the engine has {held}.")
 
     def note(self, bucket: WeightBucket) -> None:
-        """The bucket is loaded."""
+        """The bucket is loaded, or on its way."""
         self._missing -= {name for name, _ in bucket}
+
+    def miss(self, names: Iterable[str]) -> None:
+        """These will not arrive."""
+        self._missing |= set(names)
 
     def close(self) -> None:
         """Raises RuntimeError where a weight got no update."""
