@@ -85,6 +85,7 @@ class SGLangEngine:
         specs = weight_specs(loaded, dtype)
         self._folder = tempfile.TemporaryDirectory(prefix="lightrft-sglang-")
         folder = Path(self._folder.name)
+        self._round = WeightRound({spec.name: spec.shape for spec in specs})
         self._channel = ShardChannel(folder / "shard", device, staging_size(specs, bucket_bytes))
         self._addresses = self.team.gather(self._channel.address)
         port = agreed_port(collectives)
@@ -116,7 +117,6 @@ class SGLangEngine:
             "weights": self._checked_shard(specs),
             **{n: description[n] for n in ("kv_cache", "cuda_graphs")},
         }
-        self._round = WeightRound({spec.name: spec.shape for spec in specs})
         self._held = {"weights", "kv_cache"}
         self._has_values = False
         self._version = -1
