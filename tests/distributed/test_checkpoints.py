@@ -6,13 +6,17 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils import tensorboard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lightrft.cli.main import main
@@ -213,9 +217,15 @@ def test_another_data_set_starts_at_0_and_says_so(two_ranks, task, copied, tmp_p
 # A disk that takes no more
 
 
+def writer_that_waits(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return make(*arguments, **options | {"flush_secs": 3600})
+
+
 def run_on_a_full_disk(config: Config, blocked_rank: int) -> None:
     """A run in which one rank cannot write more than a few bytes to a file while a checkpoint of step 4 is saved."""
-    trainer = build_trainer(config)
+    # On a slow machine TensorBoard's thread would write in that time, and meet the limit too.
+    with mock.patch.object(tensorboard, "SummaryWriter", partial(writer_that_waits, tensorboard.SummaryWriter)):
+        trainer = build_trainer(config)
     save = trainer.checkpointer.save
 
     def blocked(state):
