@@ -25,10 +25,11 @@ def run_together(
         What went wrong, or None.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc_per_node)]
-    environments = [os.environ | dict(own) for own in variables] or [dict(os.environ)] * len(commands)
+    # torchrun itself sets this for several ranks alone, beside which one would have another measure.
+    common = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
     processes = [
-        subprocess.Popen([*torchrun, *command], cwd=ROOT, env=environment)
-        for command, environment in zip(commands, environments, strict=True)
+        subprocess.Popen([*torchrun, *command], cwd=ROOT, env=common | dict(own))
+        for command, own in zip(commands, variables or [{}] * len(commands), strict=True)
     ]
     deadline = time.monotonic() + seconds
     try:
