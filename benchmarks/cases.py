@@ -90,11 +90,11 @@ def main(module: str, benchmarks: Sequence[Benchmark]) -> None:
         help="DeepSpeed takes Adam's state at once, 16 bytes a weight in all: for models of which it does not fit. The "
         "actor computes nothing then",
     )
-    parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     for benchmark in benchmarks:
         benchmark.add_flags(parser)
     args = parser.parse_args()
-    if args.row is not None:
+    if args.rows is not None:
         measure_case(Case(args.engine_types[0], args.sizes[0]), args, benchmarks)
         return
     tables: dict[str, list[Row]] = {benchmark.title: [] for benchmark in benchmarks}
@@ -113,7 +113,7 @@ def run(module: str, case: Case, args: argparse.Namespace, titles: Sequence[str]
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "rows.jsonl"
         # The last of a repeated flag counts.
-        own = ["--engine_types", case.engine_type, "--sizes", case.size, "--row", str(written)]
+        own = ["--engine_types", case.engine_type, "--sizes", case.size, "--rows", str(written)]
         note = run_together([["-m", module, *sys.argv[1:], *own]], args.nproc_per_node, args.case_seconds)
         if note is not None:
             sys.stderr.write(f"{case.engine_type} {case.size}: {note}\n")
@@ -157,7 +157,7 @@ def _cell(value: float | str | None) -> str:
 
 
 def measure_case(case: Case, args: argparse.Namespace, benchmarks: Sequence[Benchmark]) -> None:
-    """Appends a line for each backend and benchmark to `args.row`, of rank 0, as soon as it is known."""
+    """Appends a line for each backend and benchmark to `args.rows`, of rank 0, as soon as it is known."""
     with tempfile.TemporaryDirectory() as folder:
         pretrain = write_model(case.size, Path(folder))
         # The engine outlives the strategies that it is measured with.
@@ -167,7 +167,7 @@ def measure_case(case: Case, args: argparse.Namespace, benchmarks: Sequence[Benc
         for backend in args.backends:
             for title, row in measure_backend(case, backend, engine, args, benchmarks, pretrain):
                 if host.is_rank_0:
-                    with args.row.open("a") as file:
+                    with args.rows.open("a") as file:
                         file.write(json.dumps([title, head(case, backend, args) | row]) + "\n")
             # The next backend's actor wants the memory of this one's.
             gc.collect()

@@ -25,7 +25,7 @@ from benchmarks.cases import Row, markdown
 from benchmarks.models import SIZES
 
 Waves: TypeAlias = tuple[Tensor, Tensor]
-"""Cosines and sines, `(1, 1, T, D)`."""
+"""Cosines and sines, `(1, T, D)`."""
 
 OTHERS: dict[str, dict[str, Any]] = {
     "3b": SIZES["1.5b"]

@@ -53,9 +53,9 @@ def test_sizes_are_those_of_qwen(tmp_path, size, billions):
 
 def test_syncs_and_rollouts_of_each_backend_are_measured_with_one_engine(two_ranks, tmp_path):
     """Log-probs are the actor's, whose weights the engine has."""
-    args = flags(row=tmp_path / "rows.jsonl", **SYNC, **ROLLOUT)
+    args = flags(rows=tmp_path / "rows.jsonl", **SYNC, **ROLLOUT)
     two_ranks.run(measure_case, CASE, args, [weight_sync.BENCHMARK, rollout.BENCHMARK])
-    lines = [json.loads(line) for line in args.row.read_text().splitlines()]
+    lines = [json.loads(line) for line in args.rows.read_text().splitlines()]
     assert [(title, row["backend"]) for title, row in lines] == [
         (title, backend) for backend in args.backends for title in ("Weight sync", "Rollout")
     ]
@@ -70,10 +70,10 @@ def test_syncs_and_rollouts_of_each_backend_are_measured_with_one_engine(two_ran
 
 def test_a_sync_needs_no_optimizer(two_ranks, tmp_path):
     """Nor does a rollout, which nobody compares then."""
-    args = flags(row=tmp_path / "rows.jsonl", **SYNC, **ROLLOUT)
+    args = flags(rows=tmp_path / "rows.jsonl", **SYNC, **ROLLOUT)
     args.backends, args.zero_without_optimizer = ["zero3"], True
     two_ranks.run(measure_case, CASE, args, [weight_sync.BENCHMARK, rollout.BENCHMARK])
-    [(_, sync), (_, drawn)] = [json.loads(line) for line in args.row.read_text().splitlines()]
+    [(_, sync), (_, drawn)] = [json.loads(line) for line in args.rows.read_text().splitlines()]
     assert sync["update_engine_weights s"] > 0
     assert drawn["adapter tokens/s"] > 0 and "adapter mismatch" not in drawn
 

@@ -131,7 +131,7 @@ class ShardChannel:
     def _staged(self, bucket: WeightBucket) -> Iterator[Sequence[StagedWeight]]:
         """Copies the bucket's weights behind those that wait, and gives these whenever the next one has no room.
 
-        Each turn of the two processes on the device costs a millisecond or two: full buffers make few of them.
+        Each time that the shard loads costs a millisecond or two on a GPU, however little: a full buffer is few times.
         """
         if self._staging is None:
             self._staging = torch.empty(self.staging_bytes, dtype=torch.uint8, device=self._device)

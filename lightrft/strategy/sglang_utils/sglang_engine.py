@@ -183,7 +183,7 @@ class SGLangEngine:
         try:
             self._channel.finish_loads()
         finally:
-            # Where another rank's shard fails, this one's leader waits for both schedulers to go on.
+            # Where this shard has failed, too: the leader waits until all schedulers go on.
             self._close_channel()
         self._round.close()
         self.team.led(lambda: self.host.call(library.flush))
