@@ -8,7 +8,6 @@ gather is the actor's part alone; sync is all of it, by --weight_check; the medi
 import argparse
 from collections import deque
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 import torch
@@ -64,8 +63,11 @@ def measure_sync(setup: Setup, args: argparse.Namespace) -> Row:
 
         @torch.no_grad()
         def once() -> None:
-            buckets = partial(strategy.weight_buckets, weights, strategy.engine_dtype)
-            manager.broadcast_to_engine(specs, buckets, next(versions))
+            manager.broadcast_to_engine(
+                specs,
+                lambda indices: strategy.weight_buckets([weights[i] for i in indices], strategy.engine_dtype),
+                next(versions),
+            )
 
         return seconds(strategy, once, args.repeats)
 

@@ -341,7 +341,7 @@ class StrategyBase(ABC):
         with torch.no_grad():
             record = self._broadcast_manager.broadcast_to_engine(
                 self.weight_specs(weights, self.engine_dtype),
-                lambda: self.weight_buckets(weights, self.engine_dtype),
+                lambda indices: self.weight_buckets([weights[i] for i in indices], self.engine_dtype),
                 self._weight_version,
             )
         empty_cache(self.device)

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,8 @@ def sync_that_fails_on_rank_1(strategy: StrategyBase, actor: Actor) -> str:
     weights = sent_weights(actor.model)
     specs = strategy.weight_specs(weights, torch.float32)
 
-    def buckets() -> Iterator[WeightBucket]:
-        for bucket in strategy.weight_buckets(weights, torch.float32):
+    def buckets(indices: Sequence[int]) -> Iterator[WeightBucket]:
+        for bucket in strategy.weight_buckets([weights[i] for i in indices], torch.float32):
             yield [(name, weight[1:] if strategy.rank == 1 else weight) for name, weight in bucket]
 
     with pytest.raises(PhaseError) as error:

@@ -54,13 +54,13 @@ class BroadcastManager:
         self._gathers = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def broadcast_to_engine(
-        self, specs: Sequence[WeightSpec], gather: Callable[[], Iterator[WeightBucket]], version: int
+        self, specs: Sequence[WeightSpec], gather: Callable[[Sequence[int]], Iterator[WeightBucket]], version: int
     ) -> SyncRecord:
         """Sends the weights; every rank must call it.
 
         Args:
             specs: Names and shapes of the weights, in their order.
-            gather: Gives the weights in the buckets of `plan_buckets`. Each next() is a collective.
+            gather: Gives the weights with these indices in the buckets of `plan_buckets`. Each next() is a collective.
             version: Grows by one with each sync, or samples are checked that had their turn.
 
         Raises:
@@ -70,48 +70,49 @@ class BroadcastManager:
         started = time.perf_counter()
         with self.collectives.collect("weight check"):
             self.engine.begin_weight_update(specs)
-        sizes = [spec.num_bytes for spec in specs]
-        sample = sampled_weights(sizes, self.bucket_bytes, version) if self.check == "sample" else []
-        names = {specs[i].name for i in sample}
-        kept_bytes = self.engine.staging_bytes + sum(sizes[i] for i in sample)
-        may_overlap = overlaps(sizes, self.bucket_bytes, kept_bytes)
-        kept: WeightBucket = []
+        checked = self._checked(specs, version)
         faults: list[str] = []
-
-        def load(bucket: WeightBucket) -> None:
-            self.engine.update_weights(bucket)
-            kept.extend((name, tensor.clone()) for name, tensor in bucket if name in names)
 
         def verify(bucket: WeightBucket) -> None:
             faults.extend(self.engine.verify_weights(bucket))
 
-        error = self._drain(gather(), may_overlap, load, None)
-        if self.check == "full":
-            error = self._drain(gather(), may_overlap, verify, error)
-        num_verified = len(specs) if self.check == "full" else len(sample)
+        error = self._drain(specs, gather, range(len(specs)), self.engine.update_weights, None)
+        # Gathered again even where they are few: copies of them would come on top of the largest weight.
+        error = self._drain(specs, gather, checked, verify, error)
         with self.collectives.collect("weight sync"):
             if error is not None:
                 raise error
-            verify(kept)
             if faults:
-                raise RuntimeError(_fault_message(faults, num_verified, version))
+                raise RuntimeError(_fault_message(faults, len(checked), version))
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
         # On all ranks or on none: those that share an engine finish together.
         with self.collectives.collect("weight sync"):
             self.engine.finish_weight_update(version)
-        return SyncRecord(version, time.perf_counter() - started, sum(sizes), num_verified)
+        num_bytes = sum(spec.num_bytes for spec in specs)
+        return SyncRecord(version, time.perf_counter() - started, num_bytes, len(checked))
+
+    def _checked(self, specs: Sequence[WeightSpec], version: int) -> Sequence[int]:
+        """Indices of the weights that this sync verifies."""
+        if self.check == "full":
+            return range(len(specs))
+        if self.check == "sample":
+            return sampled_weights([spec.num_bytes for spec in specs], self.bucket_bytes, version)
+        return ()
 
     def _drain(
         self,
-        buckets: Iterator[WeightBucket],
-        may_overlap: Sequence[bool],
+        specs: Sequence[WeightSpec],
+        gather: Callable[[Sequence[int]], Iterator[WeightBucket]],
+        indices: Sequence[int],
         work: Callable[[WeightBucket], None],
         error: Exception | None,
     ) -> Exception | None:
-        """Works on each bucket until an error, and returns it."""
+        """Works on each bucket of these weights until an error, and returns it."""
+        sizes = [specs[i].num_bytes for i in indices]
+        may_overlap = overlaps(sizes, self.bucket_bytes, self.engine.staging_bytes)
         # Every rank drains the iterator: each next() is a collective, so an error waits for the end.
-        for bucket in gathered_ahead(buckets, self._gathers, may_overlap):
+        for bucket in gathered_ahead(gather(indices), self._gathers, may_overlap):
             if error is None:
                 try:
                     work(bucket)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 SAMPLE_WEIGHTS = 16
 SAMPLE_BYTES = 64 * 2**20
-"""--weight_check sample: weights that a sync checks at most, and the bytes of them that it keeps, or one weight."""
+"""--weight_check sample: weights that a sync checks at most, and the bytes of them, or one weight."""
 
 
 def plan_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[range]:
@@ -28,18 +28,18 @@ def _runs_within(sizes: Sequence[int], limit: int) -> list[range]:
     return runs
 
 
-def overlaps(sizes: Sequence[int], bucket_bytes: int, kept_bytes: int) -> list[bool]:
+def overlaps(sizes: Sequence[int], bucket_bytes: int, staging_bytes: int) -> list[bool]:
     """Of each bucket, whether the next may be gathered while it is loaded.
 
-    A sync takes at most twice `bucket_bytes`, or twice the largest weight, with `kept_bytes` for what is to be checked
-    and what the engine takes on its own (MEM-04); more where these leave less than one bucket.
+    A sync takes at most twice `bucket_bytes`, or twice the largest weight, with the `staging_bytes` that the engine
+    takes on its own (MEM-04); more where these leave less than one bucket.
     """
     runs = plan_buckets(sizes, bucket_bytes)
     held = [sum(sizes[i] for i in run) for run in runs]
     gathering = [size if len(run) == 1 else 2 * size for run, size in zip(runs, held, strict=True)]
     most = 2 * max([bucket_bytes, *sizes])
     pairs = zip(held[:-1], gathering[1:], strict=True)
-    return [kept_bytes + loaded + gathered <= most for loaded, gathered in pairs] + [False]
+    return [staging_bytes + loaded + gathered <= most for loaded, gathered in pairs] + [False]
 
 
 def sampled_weights(sizes: Sequence[int], bucket_bytes: int, version: int) -> list[int]:
