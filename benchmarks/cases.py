@@ -9,8 +9,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +20,8 @@ from torch import nn
 
 from benchmarks.models import SIZES, load_random, write_model
 from benchmarks.processes import run_together
-from lightrft.config import Config, DataConfig, ModelConfig, StrategyConfig
+from lightrft.config import Config, DataConfig, ModelConfig, RolloutConfig, StrategyConfig
+from lightrft.config.arguments import EngineType
 from lightrft.models.actor import Actor
 from lightrft.models.collate import Layout
 from lightrft.models.loading import load_tokenizer
@@ -42,7 +43,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
 class Case:
     """One start of an engine, which each backend gives its weights in turn."""
 
-    engine_type: str
+    engine_type: EngineType
     size: str
 
 
@@ -65,8 +66,8 @@ class Benchmark:
 
     title: str
     add_flags: Callable[[argparse.ArgumentParser], None]
-    options: Callable[[argparse.Namespace], Mapping[str, Mapping[str, Any]]]
-    """Fields of `RolloutConfig` and `DataConfig`, by "rollout" and "data"."""
+    configure: Callable[[Config, argparse.Namespace], Config]
+    """The configuration with what it asks of the run."""
     measure: Callable[[Setup, argparse.Namespace], Row]
 
 
@@ -178,21 +179,21 @@ def measure_case(case: Case, args: argparse.Namespace, benchmarks: Sequence[Benc
 def start_strategy(
     case: Case, backend: str, args: argparse.Namespace, benchmarks: Sequence[Benchmark], pretrain: str
 ) -> StrategyBase:
-    options = [benchmark.options(args) for benchmark in benchmarks]
-    data, rollout = ({k: v for each in options for k, v in each.get(part, {}).items()} for part in ("data", "rollout"))
-    rollout |= {
-        "engine_type": case.engine_type,
-        "engine_mem_util": args.engine_mem_util,
-        "engine_tp_size": args.engine_tp_size,
-        "enforce_eager": args.enforce_eager,
-        "enable_engine_sleep": not args.disable_engine_sleep,
-    }
     config = Config(
         ModelConfig(pretrain, bf16=not args.fp32),
-        DataConfig("unused", **data),
+        DataConfig("unused"),
+        RolloutConfig(
+            engine_type=case.engine_type,
+            engine_mem_util=args.engine_mem_util,
+            engine_tp_size=args.engine_tp_size,
+            enforce_eager=args.enforce_eager,
+            enable_engine_sleep=not args.disable_engine_sleep,
+        ),
         strategy=StrategyConfig(**BACKENDS[backend]),
     )
-    strategy = get_strategy(replace(config, rollout=replace(config.rollout, **rollout)))
+    for benchmark in benchmarks:
+        config = benchmark.configure(config, args)
+    strategy = get_strategy(config)
     strategy.setup_distributed()
     return strategy
 

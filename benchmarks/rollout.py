@@ -9,7 +9,7 @@ mismatch is the mean absolute difference to the actor's log-probs, in nats, over
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from benchmarks import bare_sglang_calls
 from benchmarks.cases import Benchmark, Row, Setup, main, seconds
+from lightrft.config import Config
 from lightrft.models.collate import micro_batches
 from lightrft.strategy.roles import hf_model_of
 from lightrft.strategy.utils.distributed_util import plan_micro_batches
@@ -46,8 +47,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scored", type=int, default=64, help="responses whose log-probs are compared")
 
 
-def options(args: argparse.Namespace) -> dict[str, dict[str, int]]:
-    return {"rollout": {"generate_max_len": args.new_tokens}, "data": {"prompt_max_len": args.prompt_tokens}}
+def configure(config: Config, args: argparse.Namespace) -> Config:
+    return replace(
+        config,
+        data=replace(config.data, prompt_max_len=args.prompt_tokens),
+        rollout=replace(config.rollout, generate_max_len=args.new_tokens),
+    )
 
 
 def measure(setup: Setup, args: argparse.Namespace) -> Row:
@@ -189,7 +194,7 @@ def bare_sglang(setup: Setup) -> Way:
 BARE: dict[str, Callable[[Setup], Way]] = {"torch": bare_torch, "vllm": bare_vllm, "sglang": bare_sglang}
 
 
-BENCHMARK = Benchmark("Rollout", add_flags, options, measure)
+BENCHMARK = Benchmark("Rollout", add_flags, configure, measure)
 
 if __name__ == "__main__":
     main("benchmarks.rollout", [BENCHMARK])

@@ -8,11 +8,13 @@ gather is the actor's part alone; sync is all of it, by --weight_check; the medi
 import argparse
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import torch
 
 from benchmarks.cases import Benchmark, Row, Setup, extra_bytes, main, seconds
+from lightrft.config import Config
 from lightrft.config.arguments import WeightCheck
 from lightrft.models.lora import sent_weights
 from lightrft.strategy.roles import hf_model_of
@@ -31,11 +33,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def options(args: argparse.Namespace) -> dict[str, dict[str, int]]:
-    return {
-        "rollout": {"weight_bucket_bytes": args.weight_bucket_mib[0] * MIB, "generate_max_len": 512},
-        "data": {"prompt_max_len": 512},
-    }
+def configure(config: Config, args: argparse.Namespace) -> Config:
+    bucket_bytes = args.weight_bucket_mib[0] * MIB
+    return replace(
+        config,
+        data=replace(config.data, prompt_max_len=512),
+        rollout=replace(config.rollout, weight_bucket_bytes=bucket_bytes, generate_max_len=512),
+    )
 
 
 def measure(setup: Setup, args: argparse.Namespace) -> Row:
@@ -63,11 +67,8 @@ def measure_sync(setup: Setup, args: argparse.Namespace) -> Row:
 
         @torch.no_grad()
         def once() -> None:
-            manager.broadcast_to_engine(
-                specs,
-                lambda indices: strategy.weight_buckets([weights[i] for i in indices], strategy.engine_dtype),
-                next(versions),
-            )
+            buckets = partial(strategy.weight_buckets, weights, strategy.engine_dtype)
+            manager.broadcast_to_engine(specs, buckets, next(versions))
 
         return seconds(strategy, once, args.repeats)
 
@@ -114,7 +115,7 @@ def measure_sleep(setup: Setup) -> Row:
     return row
 
 
-BENCHMARK = Benchmark("Weight sync", add_flags, options, measure)
+BENCHMARK = Benchmark("Weight sync", add_flags, configure, measure)
 
 if __name__ == "__main__":
     main("benchmarks.weight_sync", [BENCHMARK])

@@ -129,7 +129,7 @@ class Plan:
         if rewarding := self._rewarding():
             phases["reward"] = _fullest(held | moment for moment in rewarding)
         phases["train"] = self._training()
-        phases["sync"] = held | self._engine_weights() | {"sync buckets": self._sync_buckets()}
+        phases["sync"] = held | self._engine_weights() | {"sync buckets": self._sync_buckets() + self._staging()}
         return {phase: {k: v for k, v in owners.items() if v} for phase, owners in phases.items()}
 
     # What stays
@@ -337,6 +337,12 @@ class Plan:
         if largest > half:
             return largest
         return min(half, self.actor.total * self.itemsize) * (2 if self.world_size > 1 else 1)
+
+    def _staging(self) -> int:
+        """SGLang's buffer of weights on their way, which holds the largest."""
+        if self.config.rollout.engine_type != "sglang":
+            return 0
+        return max(self.config.rollout.weight_bucket_bytes // 4, self.actor.largest * self.itemsize)
 
 
 def _fullest(moments: Iterable[Bytes]) -> Bytes:

@@ -213,7 +213,7 @@ class RolloutConfig:
     """vllm and sglang run without CUDA graphs and torch.compile: they start sooner and generate slower."""
     weight_bucket_bytes: int = 512 * 2**20
     """Size of a bucket of weights on their way to the engine. A weight sync takes at most twice as much memory on a
-    device, or twice the largest weight; with sglang a quarter of it, or the largest weight, comes on top."""
+    device, or twice the largest weight, SGLang's staging buffer included."""
     weight_check: WeightCheck = "sample"
     """After each weight sync, load a few of the weights once more (sample; all have their turn) or all of them (full):
     a bit that changes in the engine stops the run. off does not."""

@@ -70,7 +70,8 @@ def parse_flags(
 def usage_errors() -> Iterator[None]:
     """Turns a user's mistake inside into `error: ...` on stderr and exit code 2 on every rank.
 
-    Rank 0 says it. A rank that is still there after that has a mistake of its own, a folder that its node lacks, say.
+    Rank 0 says it. A rank that is still there after that says its own: a folder that its node lacks, or, on another
+    node than rank 0's, what all ranks found.
     """
     try:
         yield

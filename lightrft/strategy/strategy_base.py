@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -276,11 +277,17 @@ class StrategyBase(ABC):
             for weight in weights
         ]
 
-    def weight_buckets(self, weights: Sequence[SentWeight], dtype: torch.dtype) -> Iterator[WeightBucket]:
+    def weight_buckets(
+        self, weights: Sequence[SentWeight], dtype: torch.dtype, indices: Sequence[int] | None = None
+    ) -> Iterator[WeightBucket]:
         """Full weights in the buckets of `plan_buckets`, valid until the model's own change.
 
         Each next() is a collective: every rank drains the iterator.
+
+        Args:
+            indices: Of some of the weights; None for all.
         """
+        weights = weights if indices is None else [weights[i] for i in indices]
         sizes = [spec.num_bytes for spec in self.weight_specs(weights, dtype)]
         for run in plan_buckets(sizes, self.config.rollout.weight_bucket_bytes):
             # Nothing here may hold on to a bucket that the caller has dropped.
@@ -341,7 +348,7 @@ class StrategyBase(ABC):
         with torch.no_grad():
             record = self._broadcast_manager.broadcast_to_engine(
                 self.weight_specs(weights, self.engine_dtype),
-                lambda indices: self.weight_buckets([weights[i] for i in indices], self.engine_dtype),
+                partial(self.weight_buckets, weights, self.engine_dtype),
                 self._weight_version,
             )
         empty_cache(self.device)

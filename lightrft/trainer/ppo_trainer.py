@@ -26,7 +26,6 @@ from lightrft.trainer.setup import (
     Inputs,
     assemble,
     check_inputs,
-    check_same_data,
     with_reward_name,
 )
 from lightrft.types import Experience, PromptExample
@@ -70,7 +69,6 @@ class PPOTrainer(ABC):
             inputs = check_inputs(config, reward_fn, train_data, eval_data)
         self.config = with_reward_name(config, inputs.rewards)
         inputs.strategy.setup_distributed()
-        check_same_data(inputs)
         parts = assemble(self.config, inputs)
         self.callbacks = tuple(callbacks)
         self.strategy = parts.strategy

@@ -19,8 +19,8 @@ from lightrft.strategy.strategy import get_strategy
 from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.checkpoint import HFFiles
 from lightrft.strategy.utils.devices import check_devices
-from lightrft.strategy.utils.distributed_util import format_ranks
 from lightrft.strategy.utils.sharded_state import role_weights
+from lightrft.trainer.agreement import check_same_contents, check_same_flags, model_identity
 from lightrft.trainer.checkpointing import (
     Checkpointer,
     ResumePoint,
@@ -93,6 +93,7 @@ def check_pair_inputs(config: RewardModelConfig) -> PairInputs:
     check_memory_snapshots(config.report)
     run, data, train = run_config(config), config.data, config.train
     strategy = get_strategy(run)
+    check_same_flags(strategy.process_groups, config)
     model = load_classifier(config.model.pretrain, config.model.packing, new_head=True)
     check_length(model, config)
     tokenizer = load_tokenizer(config.model.pretrain)
@@ -107,6 +108,15 @@ def check_pair_inputs(config: RewardModelConfig) -> PairInputs:
     if resume_point is not None:
         check_same_models(resume_point, model_shapes(model))
         take_up_data(resume_point, sampler, identity, log=is_rank_0())
+    check_same_contents(
+        strategy.process_groups,
+        {
+            "pairs in the same order": (identity, pairs_identity(eval_pairs or ())),
+            "model": model_identity(model),
+            "checkpoint to go on from": resume_point and resume_point.state.step,
+        },
+        "Compare the files of the nodes.",
+    )
     writer = open_writer(run, resume_point)
     return PairInputs(run, strategy, model, tokenizer, pairs, eval_pairs, sampler, identity, resume_point, writer)
 
@@ -140,18 +150,6 @@ def model_shapes(loaded: LoadedConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         model = RewardModel(empty_model(loaded, "classifier", torch.float32))
     return {name: tuple(tensor.shape) for name, tensor in role_weights(ROLE, model).items()}
-
-
-def check_same_pairs(inputs: PairInputs) -> None:
-    """Raises ValueError on all ranks where they have not the same pairs. Every rank must call it."""
-    own = (inputs.data, pairs_identity(inputs.eval_pairs or ()))
-    identities = inputs.strategy.collectives.all_gather_objects(own)
-    others = [rank for rank, identity in enumerate(identities) if identity != identities[0]]
-    if others:
-        raise ValueError(
-            f"every rank must have the same pairs in the same order: those of {format_ranks(others)} are not those of "
-            "rank 0. Compare the files of the nodes."
-        )
 
 
 def assemble_pairs(config: RewardModelConfig, inputs: PairInputs) -> PairParts:

@@ -23,7 +23,6 @@ from lightrft.trainer.reward_model_setup import (
     PairInputs,
     assemble_pairs,
     check_pair_inputs,
-    check_same_pairs,
     tokens_of,
 )
 from lightrft.utils.means import Means, merged_means
@@ -49,7 +48,6 @@ class RewardModelTrainer:
         self.config = config
         self.strategy = inputs.strategy
         self.strategy.setup_distributed()
-        check_same_pairs(inputs)
         parts = assemble_pairs(config, inputs)
         self.role = parts.role
         self.pairs = inputs.pairs

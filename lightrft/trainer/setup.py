@@ -35,7 +35,7 @@ from lightrft.strategy.strategy import get_strategy
 from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.checkpoint_folder import checkpoints
 from lightrft.strategy.utils.devices import check_devices
-from lightrft.strategy.utils.distributed_util import format_ranks
+from lightrft.trainer.agreement import check_same_contents, check_same_flags, model_identity
 from lightrft.trainer.checkpointing import (
     Checkpointer,
     ResumePoint,
@@ -117,6 +117,7 @@ def check_inputs(
     check_devices()
     check_memory_snapshots(config.report)
     strategy = get_strategy(config)
+    check_same_flags(strategy.process_groups, config)
     rewards = load_rewards(config, reward_fn)
     estimator = load_estimator(config.algorithm.advantage_estimator)
     policy_loss = load_policy_loss(config.algorithm.policy_loss)
@@ -157,8 +158,19 @@ def check_inputs(
         check_same_models(resume_point, role_shapes(config, actor, critic))
         check_same_scale(resume_point, actor.adapter)
         take_up_data(resume_point, sampler, identity, log=is_rank_0())
-    for folder in {one.pretrain for one in (actor, critic, teacher, *(m.model for m in reward_models)) if one}:
+    models = [one for one in (actor, critic, teacher, *(m.model for m in reward_models)) if one]
+    for folder in {one.pretrain for one in models}:
         check_weight_files(folder)
+    check_same_contents(
+        strategy.process_groups,
+        {
+            "prompts in the same order": (identity, data_identity(eval_prompts or ())),
+            "texts of --pretrain_data in the same order": texts and hash(tuple(map(tuple, texts.texts))),
+            "models": [model_identity(one) for one in models],
+            "checkpoint to go on from": resume_point and resume_point.state.step,
+        },
+        "Seed what shuffles the data, and compare the files of the nodes.",
+    )
     writer = open_writer(config, resume_point)
     return Inputs(
         strategy,
@@ -239,18 +251,6 @@ def with_reward_name(config: Config, rewards: RewardPlan) -> Config:
     """The configuration that names the reward of the run, also where the caller gave the function itself."""
     name = rewards.reward_fn or config.reward.reward_fn
     return replace(config, reward=replace(config.reward, reward_fn=name))
-
-
-def check_same_data(inputs: Inputs) -> None:
-    """Raises ValueError on all ranks where they have not the same prompts. Every rank must call it."""
-    own = (inputs.data, data_identity(inputs.eval_prompts or ()))
-    identities = inputs.strategy.collectives.all_gather_objects(own)
-    others = [rank for rank, identity in enumerate(identities) if identity != identities[0]]
-    if others:
-        raise ValueError(
-            f"every rank must have the same prompts in the same order: those of {format_ranks(others)} are not those "
-            "of rank 0. Seed what shuffles the data, and compare the files of the nodes."
-        )
 
 
 @dataclass(frozen=True)

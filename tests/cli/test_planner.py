@@ -241,6 +241,16 @@ def test_sglang_keeps_its_weights_on_the_device_unless_it_drops_them():
     assert held == [2 * SIZE.total, 2 * SIZE.total, None, None, None]
 
 
+def test_sglang_s_staging_buffer_is_beside_a_sync_s_buckets():
+    """A quarter of a bucket of 4 GB, or the largest weight, 2 bytes each, as SGLang's channel has it."""
+    for bucket, staged in ((4 * BILLION, max(BILLION, 2 * SIZE.largest)), (4, 2 * SIZE.largest)):
+        buckets = [
+            plan(config(rollout={"engine_type": engine, "weight_bucket_bytes": bucket}))["sync"].owners["sync buckets"]
+            for engine in ("sglang", "vllm")
+        ]
+        assert buckets[0] - buckets[1] == staged
+
+
 def traced_run(config: Config) -> list[dict[str, float]]:
     SPMDPPOTrainer(config).fit()
     return read(config, "metrics.jsonl")

@@ -148,25 +148,23 @@ def test_a_trainer_that_has_run_says_so(two_ranks, task, tmp_path):
     assert two_ranks.run(fit_twice, make_config(task, tmp_path)) == [message, message]
 
 
-def started_on_other_rows(config: Config, task: Path, name: str) -> str:
+def checked_on_other_rows(config: Config, task: Path, name: str) -> str:
     import torch.distributed as dist
 
     turned = rows(task)[dist.get_rank() :] + rows(task)[: dist.get_rank()]
-    inputs = check_inputs(config, **{"train_data": rows(task), name: turned})
     with pytest.raises(ValueError) as caught:
-        SPMDPPOTrainer(config, inputs=inputs)
-    inputs.strategy.close()
+        check_inputs(config, **{"train_data": rows(task), name: turned})
     return str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["train_data", "eval_data"])
 def test_ranks_with_other_prompts_than_rank_0_end_the_run_at_its_start(two_ranks, task, tmp_path, name):
     message = (
-        "every rank must have the same prompts in the same order: those of rank 1 are not those of rank 0. "
+        "every rank must have the same prompts in the same order: rank 1 and rank 0 differ. "
         "Seed what shuffles the data, and compare the files of the nodes."
     )
     config = without_files(make_config(task, tmp_path))
-    assert two_ranks.run(started_on_other_rows, config, task, name) == [message, message]
+    assert two_ranks.run(checked_on_other_rows, config, task, name) == [message, message]
 
 
 class Notes(Callback):

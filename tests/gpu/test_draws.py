@@ -30,3 +30,12 @@ def test_a_token_of_weight_0_is_never_drawn_and_nan_gives_one_of_the_vocabulary(
     sole, nan = (draws.drawn(*(part.cuda() for part in case)) for case in (sole_weight(5000, 4321), not_a_number(5000)))
     assert sole.unique().tolist() == [4321]
     assert nan.min() >= 0 and nan.max() < 5000
+
+
+def test_a_row_is_drawn_alike_in_any_batch_and_at_any_address() -> None:
+    """NUM-03: rows of an odd width lie at addresses that memory is read from in other ways."""
+    [whole] = make_cases(rows=8, sizes=[151_935])
+    on_gpu = [part.cuda() for part in whole]
+    ids = draws.drawn(*on_gpu).tolist()
+    assert [draws.drawn(*(part[i : i + 1] for part in on_gpu)).item() for i in range(8)] == ids
+    assert draws.drawn(*(part[1:] for part in on_gpu)).tolist() == ids[1:]

@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
     from tests.sglang import calls
 
     host = start_host(folder)
-    pids = host.receive()["pids"]
+    pids = host.wait_for_start()["pids"]
     host.begin(calls.wait, 600.0)
     print(host.pid, *pids, flush=True)
     time.sleep(600)

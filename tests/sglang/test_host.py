@@ -43,7 +43,7 @@ def host(folder: Path) -> Iterator[EngineHost]:
 def lasting(folder: Path) -> Iterator[tuple[EngineHost, list[int]]]:
     """One that stays, and SGLang's processes."""
     host = calls.start_host(folder)
-    description = host.receive()
+    description = host.wait_for_start()
     assert description["num_tokens"] == 5000
     yield host, description["pids"]
     host.close()
@@ -59,13 +59,16 @@ def test_calls_are_answered_and_their_errors_are_the_rank_s(lasting: tuple[Engin
 
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     host = calls.start_host(tmp_path)
-    with pytest.raises(RuntimeError, match=r"SGLang (failed|has ended)"):
-        host.receive()
+    with pytest.raises(
+        RuntimeError,
+        match=r"SGLang (failed|has ended)(.|\n)*--mem-fraction-static in its messages is --engine_mem_util",
+    ):
+        host.wait_for_start()
     host.close()
 
 
 def test_a_scheduler_that_is_killed_ends_the_call_with_its_name(host: EngineHost) -> None:
-    [pid] = host.receive()["pids"]
+    [pid] = host.wait_for_start()["pids"]
     started = time.monotonic()
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     with pytest.raises(RuntimeError, match=rf"SGLang has ended: its process .*pid {pid}\) has ended with exit code -9"):
@@ -76,7 +79,7 @@ def test_a_scheduler_that_is_killed_ends_the_call_with_its_name(host: EngineHost
 
 def test_a_scheduler_that_fails_ends_the_call(host: EngineHost) -> None:
     """It prints its traceback, and tells its parent alone by a signal."""
-    [pid] = host.receive()["pids"]
+    [pid] = host.wait_for_start()["pids"]
     with pytest.raises(RuntimeError, match="SGLang has ended: a process of it has failed, as it says above"):
         host.call(calls.fail)
     assert calls.wait_until_gone([host.pid, pid]) == []

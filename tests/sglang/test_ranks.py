@@ -84,7 +84,7 @@ def sync_that_fails_on_rank_1(strategy: StrategyBase, actor: Actor) -> str:
     specs = strategy.weight_specs(weights, torch.float32)
 
     def buckets(indices: Sequence[int]) -> Iterator[WeightBucket]:
-        for bucket in strategy.weight_buckets([weights[i] for i in indices], torch.float32):
+        for bucket in strategy.weight_buckets(weights, torch.float32, indices):
             yield [(name, weight[1:] if strategy.rank == 1 else weight) for name, weight in bucket]
 
     with pytest.raises(PhaseError) as error:

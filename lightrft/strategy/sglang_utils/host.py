@@ -60,8 +60,20 @@ class EngineHost:
         except OSError:
             raise self._ended() from None
 
+    def wait_for_start(self) -> dict[str, Any]:
+        """`library.describe`, once the engine is there. Comes before any call.
+
+        Raises:
+            RuntimeError: It does not start.
+        """
+        try:
+            return self.receive()
+        except RuntimeError as error:
+            hint = "What SGLang calls --mem-fraction-static in its messages is --engine_mem_util here."
+            raise RuntimeError(f"{error}\n{hint}") from None
+
     def receive(self) -> Any:
-        """The answer of the call that was begun; the first one, of the start, is `library.describe`."""
+        """The answer of the call that was begun."""
         try:
             kind, content = self._connection.recv()
         except (EOFError, OSError):

@@ -109,7 +109,7 @@ class SGLangEngine:
                     timeout_seconds=timeout_seconds,
                 )
             )
-        description = self.team.led(lambda: self.host.receive())
+        description = self.team.led(lambda: self.host.wait_for_start())
         self.pids: list[int] = description["pids"]
         """Of SGLang's own processes."""
         self._check_capacity(description["num_tokens"], mem_util)

@@ -32,7 +32,7 @@ def overlaps(sizes: Sequence[int], bucket_bytes: int, staging_bytes: int) -> lis
     """Of each bucket, whether the next may be gathered while it is loaded.
 
     A sync takes at most twice `bucket_bytes`, or twice the largest weight, with the `staging_bytes` that the engine
-    takes on its own (MEM-04); more where these leave less than one bucket.
+    takes on its own (MEM-04).
     """
     runs = plan_buckets(sizes, bucket_bytes)
     held = [sum(sizes[i] for i in run) for run in runs]
