@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--enforce_eager", action="store_true", help="without CUDA graphs, which starts faster")
     parser.add_argument("--disable_engine_sleep", action="store_true", help="as engines on a CPU need it")
     parser.add_argument("--fp32", action="store_true", help="instead of bf16 over fp32 master weights")
+    parser.add_argument("--flags", default="", help="further ones of train_colocate.py: '--lora_rank 16'")
     parser.add_argument("--case_seconds", type=float, default=600.0, help="a run that takes longer is ended")
     return parser
 
@@ -129,7 +130,7 @@ def run(backend: str, engine_type: str, layout: Layout, inputs: Sequence[str], a
     """A row of medians over the later half of the steps, of the first run where there are several."""
     head: Row = {"backend": backend, "engine": engine_type, "size": args.size, "TP x DP": str(layout)}
     with tempfile.TemporaryDirectory() as folder:
-        flags = [*FLAGS, *run_flags(backend, engine_type, layout, args), *inputs]
+        flags = [*run_flags(backend, engine_type, layout, args), *inputs]
         commands = [[str(TRAIN), *flags, "--save_path", f"{folder}/{number}"] for number in range(layout.runs)]
         devices = [{"CUDA_VISIBLE_DEVICES": ",".join(devices_of(number, layout))} for number in range(layout.runs)]
         note = run_together(commands, layout.ranks, args.case_seconds, devices)
@@ -197,7 +198,8 @@ def run_flags(backend: str, engine_type: str, layout: Layout, args: argparse.Nam
     backend_flags = (
         ["--fsdp"] if "fsdp" in BACKENDS[backend] else ["--zero_stage", str(BACKENDS[backend]["zero_stage"])]
     )
-    return [*switches, *backend_flags, *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
+    values = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return [*FLAGS, *switches, *backend_flags, *values, *shlex.split(args.flags)]
 
 
 if __name__ == "__main__":

@@ -80,8 +80,9 @@ def test_a_sync_needs_no_optimizer(two_ranks, tmp_path):
 
 def test_steps_of_a_layout_are_measured(tmp_path):
     args = scaling.parser().parse_args(
-        ["--fp32", "--prompts", "2", "--samples", "2", "--new_tokens", "8", "--steps", "2"]
+        ["--fp32", "--prompts", "2", "--samples", "2", "--new_tokens", "8", "--steps", "2", "--flags", "--lora_rank 4"]
     )
+    assert scaling.run_flags("fsdp2", "torch", scaling.Layout(1, 1), args)[-2:] == ["--lora_rank", "4"]
     inputs = scaling.write_inputs(tmp_path, args, max_ranks=2)
     row = scaling.run("fsdp2", "torch", scaling.Layout(1, 1, runs=2), inputs, args)
     assert [row.get(name) for name in ("TP x DP", "steps", "verified")] == ["1 x 1, 2 runs", "2", "50"], row
