@@ -5,7 +5,8 @@
 A layout is the engine's tensor-parallel size and how many engines there are; 1x1*2 is two runs of 1x1 at once that know
 nothing of each other, each on its own GPU: what they lose to 1x1 is the machine's. Every weight is verified at each
 sync. Seconds are medians of the later half of the steps; efficiency is a rank's tokens per second beside that of one
-rank alone, where 1x1 came before. awake and asleep are what is in use on rank 0's device in a rollout and after it.
+rank alone, where 1x1 came before; waiting is how long ranks wait for the slowest generation, on average. awake and
+asleep are what is in use on rank 0's device in a rollout and after it.
 """
 
 import argparse
@@ -174,6 +175,7 @@ def summary(steps: Sequence[Mapping[str, float]]) -> Row:
     for phase in PHASES:
         if f"time/{phase}" in later[0]:
             row[phase] = statistics.median(step[f"time/{phase}"] for step in later)
+    row["waiting"] = statistics.median(step["time/generate_waiting"] for step in later)
     row["tokens/s"] = statistics.median(step["tokens_per_second"] for step in later)
     last = steps[-1]
     return row | {"awake GiB": last["memory/generate_peak_gib"], "asleep GiB": last["memory/generate_exit_gib"]}

@@ -280,12 +280,9 @@ class StrategyBase(ABC):
     def weight_buckets(
         self, weights: Sequence[SentWeight], dtype: torch.dtype, indices: Sequence[int] | None = None
     ) -> Iterator[WeightBucket]:
-        """Full weights in the buckets of `plan_buckets`, valid until the model's own change.
+        """Full weights, or those with these indices, in the buckets of `plan_buckets`, valid until the model's change.
 
         Each next() is a collective: every rank drains the iterator.
-
-        Args:
-            indices: Of some of the weights; None for all.
         """
         weights = weights if indices is None else [weights[i] for i in indices]
         sizes = [spec.num_bytes for spec in self.weight_specs(weights, dtype)]
@@ -345,12 +342,10 @@ class StrategyBase(ABC):
         # An engine may take its memory outside torch's allocator: what the trainer has left must be free for it.
         empty_cache(self.device)
         weights = engine_weights(hf_model_of(actor))
+        specs = self.weight_specs(weights, self.engine_dtype)
+        buckets = partial(self.weight_buckets, weights, self.engine_dtype)
         with torch.no_grad():
-            record = self._broadcast_manager.broadcast_to_engine(
-                self.weight_specs(weights, self.engine_dtype),
-                partial(self.weight_buckets, weights, self.engine_dtype),
-                self._weight_version,
-            )
+            record = self._broadcast_manager.broadcast_to_engine(specs, buckets, self._weight_version)
         empty_cache(self.device)
         return record
 

@@ -12,6 +12,7 @@ from rich import get_console
 
 from lightrft.config import Config
 from lightrft.strategy.utils.broadcast_utils import SyncRecord
+from lightrft.strategy.utils.collectives import GENERATION
 from lightrft.trainer.callbacks import Callback, check_callbacks
 from lightrft.trainer.checkpointing import TrainingState, flags_of, scores_of
 from lightrft.trainer.data_setup import Rows
@@ -193,6 +194,8 @@ class PPOTrainer(ABC):
         """One iteration: rollout, roles, rewards, update, weight sync, in the order of the runtime architecture."""
         started = time.perf_counter()
         means = Means()
+        waited = self.strategy.collectives.waited
+        waited.clear()
         prompts = self.media.decoded(self.share(self.prompts, rows))
         self.media.prefetch(self.share(self.prompts, self.sampler.peek()))
         further = partial(self.further_prompts, step, rows)
@@ -202,6 +205,7 @@ class PPOTrainer(ABC):
         train_metrics = self.ppo_train(step, means)
         self.replay_buffer.clear()
         sync = self.update_engine_weights()
+        means.add("time/generate_waiting", waited[GENERATION], 1)
         metrics = merged_metrics(self.strategy.collectives, means, "reward") | train_metrics | sync.metrics()
         metrics["kl/coefficient"] = self.kl_controller.value
         self.update_kl(metrics, len(rows))

@@ -93,11 +93,11 @@ def check_pair_inputs(config: RewardModelConfig) -> PairInputs:
     check_memory_snapshots(config.report)
     run, data, train = run_config(config), config.data, config.train
     strategy = get_strategy(run)
-    check_same_flags(strategy.process_groups, config)
     model = load_classifier(config.model.pretrain, config.model.packing, new_head=True)
     check_length(model, config)
     tokenizer = load_tokenizer(config.model.pretrain)
     name_padding(model, tokenizer)
+    check_same_flags(strategy.process_groups, config)
     pairs = load_pairs(data.train_data, data.train_split, tokenizer, data, data.max_samples)
     eval_pairs = None
     if data.eval_data is not None:

@@ -117,7 +117,6 @@ def check_inputs(
     check_devices()
     check_memory_snapshots(config.report)
     strategy = get_strategy(config)
-    check_same_flags(strategy.process_groups, config)
     rewards = load_rewards(config, reward_fn)
     estimator = load_estimator(config.algorithm.advantage_estimator)
     policy_loss = load_policy_loss(config.algorithm.policy_loss)
@@ -137,6 +136,7 @@ def check_inputs(
         check_remote_teacher(model, min(len(tokenizer), actor.hf_config.get_text_config().vocab_size) - 1)
     check_reward_servers(config)
     reward_models = load_reward_models(config)
+    check_same_flags(strategy.process_groups, config)
     texts = pretraining_texts(config, tokenizer, actor)
     media = media_loader(config, actor)
     with shared_check(strategy, media):

@@ -1,7 +1,6 @@
 """Ranks whose flags or files differ, as those of nodes do whose command lines were typed one by one."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -100,8 +99,8 @@ def test_other_models_in_the_same_place_are_refused(two_ranks, task, tmp_path) -
         assert message.startswith("every rank must have the same models: rank 1 and rank 0 differ. ")
 
 
-def test_a_reward_model_s_own_flags_are_compared(two_ranks, tmp_path: Path) -> None:
-    flags = ["--pretrain", "unused", "--train_data", "unused", "--fsdp"]
+def test_a_reward_model_s_own_flags_are_compared(two_ranks, task) -> None:
+    flags = ["--pretrain", str(task / "model"), "--train_data", "unused", "--fsdp"]
     first, second = (parse_reward_model_config([*flags, "--max_len", length]) for length in ("64", "32"))
     message = f"every rank must have the same flags: --max_len is 64 on rank 0 and 32 on rank 1. {END}"
     assert two_ranks.run(refusal, first, second) == [message, message]

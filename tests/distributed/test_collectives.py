@@ -265,3 +265,17 @@ def test_an_interrupt_does_not_wait_for_other_ranks(two_ranks):
 def test_the_trace_counts_sites_and_returns_to_the_outer_one(two_ranks):
     expected = [("", 0, False), ("forward", 1, True), ("forward", 2, True), ("forward", 2, False)]
     assert two_ranks.run(_trace_sites) == [expected] * 2
+
+
+def _waited() -> dict[str, float]:
+    collectives = Collectives(CPU)
+    collectives.barrier()
+    with collectives.collect("work"):
+        time.sleep(0.5 * collectives.rank)
+    return dict(collectives.waited)
+
+
+def test_a_phase_knows_how_long_a_rank_waits_for_the_slowest(two_ranks):
+    first, second = two_ranks.run(_waited)
+    assert first.keys() == second.keys() == {"work"}
+    assert first["work"] > 0.25 and first["work"] > 3 * second["work"]

@@ -264,6 +264,7 @@ RUN_METRICS = [
     "rollout/zero_variance_groups",
     "rollout/log_prob_mismatch",
     "time/generate",
+    "time/generate_waiting",
     "time/train",
     "time/sync",
     "sync/seconds",

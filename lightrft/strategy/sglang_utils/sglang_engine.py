@@ -20,7 +20,7 @@ from lightrft.strategy.sglang_utils.preconditions import engine_arguments, write
 from lightrft.strategy.sglang_utils.requests import output, request_params, scores
 from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Measure
 from lightrft.strategy.sglang_utils.team import Team
-from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.collectives import GENERATION, Collectives
 from lightrft.strategy.utils.devices import free_port
 from lightrft.strategy.utils.expected_weights import weight_specs
 from lightrft.strategy.utils.requests import check_requests
@@ -253,7 +253,7 @@ class SGLangEngine:
         if self.collectives is None:
             return self._generate_here(prompts, params, seeds)
         outputs: list[list[GenerationOutput]] = []
-        with self.collectives.collect("generation"):
+        with self.collectives.collect(GENERATION):
             outputs = self._generate_here(prompts, params, seeds)
         return outputs
 

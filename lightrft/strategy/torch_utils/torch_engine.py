@@ -15,7 +15,7 @@ from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.torch_utils.decoding import Draft, StopCondition, decode, next_token_logits
 from lightrft.strategy.torch_utils.host_memory import host_free_bytes
 from lightrft.strategy.torch_utils.kv_cache import cache_bytes
-from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.collectives import GENERATION, Collectives
 from lightrft.strategy.utils.devices import storage_bytes
 from lightrft.strategy.utils.distributed_util import local_share
 from lightrft.strategy.utils.weight_round import WeightRound
@@ -131,7 +131,7 @@ class TorchEngine:
         share = local_share(len(prompts), dist.get_rank(self.tp_group), dist.get_world_size(self.tp_group))
         here = slice(share.start, share.stop)
         outputs: list[list[GenerationOutput]] = []
-        with self.collectives.collect("generation"):
+        with self.collectives.collect(GENERATION):
             outputs = self._generate_here(prompts[here], params, seeds[here])
         return [out for member in self.collectives.all_gather_objects(outputs, self.tp_group) for out in member]
 

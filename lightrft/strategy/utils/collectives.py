@@ -2,7 +2,9 @@
 
 import io
 import pickle
+import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -20,6 +22,8 @@ Group: TypeAlias = dist.ProcessGroup | None
 # PyTorch 2.13 renames it, and warns of the old name.
 _TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _all_gather_single = dist.all_gather_single if _TORCH_VERSION >= (2, 13) else dist.all_gather_into_tensor
+GENERATION = "generation"
+"""The phase of all engines at whose end ranks wait for the slowest."""
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -37,6 +41,8 @@ class Collectives:
     def __init__(self, device: torch.device, trace: CollectiveTrace | None = None) -> None:
         self.device = device
         self.trace = trace if trace is not None else CollectiveTrace()
+        self.waited: defaultdict[str, float] = defaultdict(float)
+        """Seconds that this rank waited for the others at the ends of phases, by phase."""
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 
@@ -119,8 +125,10 @@ class Collectives:
             PhaseError: on every rank, if any rank has an error; a failing rank's own error is its cause.
         """
         failed = torch.tensor(error is not None, dtype=torch.int32)
+        started = time.perf_counter()
         with self.site(phase):
             dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+        self.waited[phase] += time.perf_counter() - started
         if not failed:
             return
         text = None if error is None else "".join(traceback.format_exception(error))

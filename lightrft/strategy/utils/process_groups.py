@@ -1,6 +1,7 @@
 """ProcessGroups: the process group of a run, and an earlier one while its inputs are checked."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,6 +44,7 @@ class ProcessGroups:
         none behind, and no device was touched.
         """
         owns_group = not dist.is_initialized()
+        report = sys.excepthook
         if owns_group:
             self.join("gloo")
         try:
@@ -50,3 +52,5 @@ class ProcessGroups:
         finally:
             if owns_group:
                 dist.destroy_process_group()
+                # Every group writes the rank's number once more before each line of a traceback.
+                sys.excepthook = report

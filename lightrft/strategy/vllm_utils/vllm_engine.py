@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lightrft.models.loading import load_config
-from lightrft.strategy.utils.collectives import Collectives
+from lightrft.strategy.utils.collectives import GENERATION, Collectives
 from lightrft.strategy.utils.devices import storage_bytes
 from lightrft.strategy.utils.expected_weights import weight_specs
 from lightrft.strategy.utils.requests import check_requests
@@ -174,7 +174,7 @@ class VLLMEngine:
         if self.collectives is None:
             return self._generate_here(prompts, params, seeds)
         outputs: list[list[GenerationOutput]] = []
-        with self.collectives.collect("generation"):
+        with self.collectives.collect(GENERATION):
             outputs = self._generate_here(prompts, params, seeds)
         return outputs
 
