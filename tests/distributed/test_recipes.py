@@ -111,10 +111,8 @@ def test_no_grader_outlives_ranks_that_are_killed_while_it_hangs(task, data):
     assert run.left == []
 
 
-def test_a_label_without_a_recipe_ends_a_run_before_any_model_loads(task, data, monkeypatch, capsys):
+def test_a_label_without_a_recipe_ends_a_run_before_any_model_loads(task, data, capsys):
     """DATA-04"""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
     config = make_config(
         task,
         data / "run",

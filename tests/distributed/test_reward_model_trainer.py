@@ -250,7 +250,7 @@ def different_pairs(config: RewardModelConfig) -> None:
 
 
 def test_ranks_with_different_pairs_are_refused(two_ranks, config):
-    with pytest.raises(ValueError, match="every rank must have the same pairs in the same order: those of rank 1"):
+    with pytest.raises(ValueError, match="the same pairs in the same order: rank 1 and rank 0 differ"):
         two_ranks.run(different_pairs, config)
 
 

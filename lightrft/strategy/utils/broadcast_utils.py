@@ -109,6 +109,8 @@ class BroadcastManager:
         error: Exception | None,
     ) -> Exception | None:
         """Works on each bucket of these weights until an error, and returns it."""
+        if not indices:
+            return error
         sizes = [specs[i].num_bytes for i in indices]
         may_overlap = overlaps(sizes, self.bucket_bytes, self.engine.staging_bytes)
         # Every rank drains the iterator: each next() is a collective, so an error waits for the end.
