@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def test_they_are_those_of_a_cpu() -> None:
-    """NUM-03: with filters too."""
+    """With filters too."""
     for weights, keys, positions in make_cases(rows=300, sizes=[3, 2048, 2049, 151_936]):
         probs = weights / weights.sum(-1, keepdim=True)
         filters = torch.full((300,), 50), torch.full((300,), 0.9)
@@ -33,7 +33,7 @@ def test_a_token_of_weight_0_is_never_drawn_and_nan_gives_one_of_the_vocabulary(
 
 
 def test_a_row_is_drawn_alike_in_any_batch_and_at_any_address() -> None:
-    """NUM-03: rows of an odd width lie at addresses that memory is read from in other ways."""
+    """Rows of an odd width lie at addresses that memory is read from in other ways."""
     [whole] = make_cases(rows=8, sizes=[151_935])
     on_gpu = [part.cuda() for part in whole]
     ids = draws.drawn(*on_gpu).tolist()

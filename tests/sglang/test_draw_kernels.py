@@ -28,7 +28,7 @@ def interpreted(cases: list[Case], folder: Path) -> list[Tensor]:
 
 
 def test_they_draw_the_ids_that_one_sum_over_the_vocabulary_draws(tmp_path: Path) -> None:
-    """NUM-03: within a tile, of one, on both sides of its end, and over several."""
+    """Within a tile, of one, on both sides of its end, and over several."""
     cases = make_cases(rows=48, sizes=[3, 2047, 2048, 2049, 9000])
     for (weights, keys, positions), ids in zip(cases, interpreted(cases, tmp_path), strict=True):
         assert ids.tolist() == draws.drawn(weights, keys, positions).tolist()
