@@ -11,6 +11,7 @@ from lightrft.cli.model_size import FP32, ModelSize
 from lightrft.config import Config
 from lightrft.strategy.deepspeed.settings import REDUCE_BUCKET, has_bf16_optimizer, zero_stage
 from lightrft.strategy.roles import stored_dtype
+from lightrft.strategy.sglang_utils.channel import staging_size
 
 Bytes: TypeAlias = dict[str, int]
 """Bytes by owner."""
@@ -342,7 +343,7 @@ class Plan:
         """SGLang's buffer of weights on their way, which holds the largest."""
         if self.config.rollout.engine_type != "sglang":
             return 0
-        return max(self.config.rollout.weight_bucket_bytes // 4, self.actor.largest * self.itemsize)
+        return staging_size(self.actor.largest * self.itemsize, self.config.rollout.weight_bucket_bytes)
 
 
 def _fullest(moments: Iterable[Bytes]) -> Bytes:

@@ -11,12 +11,11 @@ import torch
 from lightrft.strategy.sglang_utils import mapped_file
 from lightrft.strategy.sglang_utils.channel import ShardChannel, layouts, staging_size
 from lightrft.strategy.sglang_utils.shard import CheckOneToOne, Load, Measure, Request, Shard, Verify, serve
-from lightrft.types import WeightSpec
 from tests.strategy.test_weight_loading import SPECS, WEIGHTS, DeafModel, FusedModel
 
 CPU = torch.device("cpu")
 BUCKET = list(WEIGHTS.items())
-SMALLEST = staging_size(SPECS, 0)
+SMALLEST = staging_size(max(spec.num_bytes for spec in SPECS), 0)
 
 
 @pytest.fixture(autouse=True)
@@ -165,9 +164,8 @@ def test_a_scheduler_may_be_waited_for_again(tmp_path: Path) -> None:
 
 def test_a_staging_buffer_is_a_quarter_of_a_bucket_or_the_largest_weight() -> None:
     """MEM-04. 300 bytes take two lines of 256."""
-    specs = [WeightSpec("a", (300,), torch.uint8), WeightSpec("b", (10,), torch.uint8)]
-    assert staging_size(specs, 4096) == 1024
-    assert staging_size(specs, 1024) == 512
+    assert staging_size(300, 4096) == 1024
+    assert staging_size(300, 1024) == 512
 
 
 def test_weights_lie_in_lines_and_in_runs_that_fit() -> None:

@@ -1,7 +1,7 @@
 """Channel: from a rank to its shard of the engine's model, over which it sends weights on the same device."""
 
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -156,9 +156,9 @@ class ShardChannel:
         return taken
 
 
-def staging_size(specs: Iterable[WeightSpec], bucket_bytes: int) -> int:
+def staging_size(largest_bytes: int, bucket_bytes: int) -> int:
     """Bytes of a staging buffer: a quarter of a bucket, or the largest weight."""
-    return max(bucket_bytes // 4, *(_aligned(spec.num_bytes) for spec in specs))
+    return max(bucket_bytes // 4, _aligned(largest_bytes))
 
 
 def layouts(bucket: WeightBucket, staging_bytes: int, start: int = 0) -> Iterator[list[StagedWeight]]:

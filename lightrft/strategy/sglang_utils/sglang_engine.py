@@ -86,7 +86,8 @@ class SGLangEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="lightrft-sglang-")
         folder = Path(self._folder.name)
         self._round = WeightRound({spec.name: spec.shape for spec in specs})
-        self._channel = ShardChannel(folder / "shard", device, staging_size(specs, bucket_bytes))
+        largest = max(spec.num_bytes for spec in specs)
+        self._channel = ShardChannel(folder / "shard", device, staging_size(largest, bucket_bytes))
         self._addresses = self.team.gather(self._channel.address)
         port = agreed_port(collectives)
         self._host: EngineHost | None = None
