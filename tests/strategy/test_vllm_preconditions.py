@@ -9,6 +9,7 @@ from lightrft.models.loading import LoadedConfig, load_config
 from lightrft.models.multimodal import FAMILIES
 from lightrft.strategy.engine import check_engine
 from lightrft.strategy.utils.expected_weights import check_memory_share, weight_specs
+from lightrft.strategy.vllm_utils.library import compilation_config
 from lightrft.strategy.vllm_utils.media import ITEMS
 from tests import tiny_media_models, tiny_models
 from tests.wide_models import wide_media_config
@@ -70,3 +71,14 @@ def test_specs_are_those_of_the_model_that_is_sent(tmp_path: Path, loaded: Loade
     specs = weight_specs(loaded, torch.bfloat16)
     assert [(spec.name, spec.shape) for spec in specs] == [(n, tuple(p.shape)) for n, p in model.named_parameters()]
     assert {spec.dtype for spec in specs} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("variable", [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")], ids=str)
+def test_where_multicast_is_switched_off_vllm_fuses_no_all_reduce(
+    variable: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
+    assert compilation_config() == {}
+    monkeypatch.setenv(*variable)
+    assert compilation_config() == {"pass_config": {"fuse_allreduce_rms": False}}

@@ -21,6 +21,16 @@ def import_vllm() -> Any:
     return vllm
 
 
+def compilation_config() -> dict[str, Any]:
+    """In what vLLM should compile otherwise than by itself.
+
+    Its fusion of an all-reduce with a norm takes NVLink multicast also where the user has switched that off, and its
+    kernel ends in an illegal memory access there.
+    """
+    off = os.environ.get("NCCL_NVLS_ENABLE") == "0" or os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") == "1"
+    return {"pass_config": {"fuse_allreduce_rms": False}} if off else {}
+
+
 def argument_names() -> set[str]:
     """Of `vllm.LLM`, in this version."""
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]

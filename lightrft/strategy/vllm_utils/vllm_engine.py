@@ -13,7 +13,7 @@ from lightrft.strategy.utils.expected_weights import weight_specs
 from lightrft.strategy.utils.requests import check_requests
 from lightrft.strategy.utils.weight_loading import changed_weights, check_one_to_one, load
 from lightrft.strategy.utils.weight_round import WeightRound
-from lightrft.strategy.vllm_utils.library import import_vllm
+from lightrft.strategy.vllm_utils.library import compilation_config, import_vllm
 from lightrft.strategy.vllm_utils.media import EngineInputs, media_arguments
 from lightrft.strategy.vllm_utils.scratch import Scratch
 from lightrft.strategy.vllm_utils.suppression import Suppression
@@ -85,6 +85,7 @@ class VLLMEngine:
             gpu_memory_utilization=mem_util,
             enable_sleep_mode=sleep_level is not None,
             enforce_eager=enforce_eager,
+            compilation_config=compilation_config(),
             **(media_arguments(max_model_len) if takes_media else {}),
         )
         runner = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
