@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from lightrft.strategy.fsdp.fsdpv2 import decoder_layers
+from lightrft.strategy.roles import decoder_layers
 
 FP32 = 4
 """Bytes of a number."""

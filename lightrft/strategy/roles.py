@@ -54,3 +54,11 @@ def hf_model_of(role: nn.Module) -> PreTrainedModel:
     model = role.get_submodule("model")
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def decoder_layers(hf_model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks that transformers says must stay whole, of towers as well; of one inside another, the outer one."""
+    names = set(hf_model._no_split_modules or ())
+    blocks = [module for module in hf_model.modules() if type(module).__name__ in names]
+    inner = {part for block in blocks for part in block.modules() if part is not block}
+    return [block for block in blocks if block not in inner]

@@ -12,7 +12,7 @@ from lightrft.models.collate import collate
 from lightrft.models.loading import load_config
 from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.engine import EngineState, ManagedEngine
-from lightrft.strategy.fsdp.fsdpv2 import decoder_layers
+from lightrft.strategy.roles import decoder_layers
 from lightrft.strategy.utils import broadcast_utils
 from lightrft.strategy.utils.prefetch import gathered_ahead
 from lightrft.types import Experience, GenerationOutput, PromptExample, SamplingParams

@@ -17,7 +17,13 @@ from lightrft.models.weights import persistent_tensors
 from lightrft.strategy.deepspeed import library
 from lightrft.strategy.deepspeed.fragments import flats_of
 from lightrft.strategy.deepspeed.moves import Moves
-from lightrft.strategy.deepspeed.settings import frozen_settings, has_bf16_optimizer, trained_settings, zero_stage
+from lightrft.strategy.deepspeed.settings import (
+    frozen_settings,
+    has_bf16_optimizer,
+    trained_settings,
+    whole_layers,
+    zero_stage,
+)
 from lightrft.strategy.deepspeed.zero_state import ZeroState
 from lightrft.strategy.roles import RoleTensors, TrainedRole, hf_model_of, stored_dtype
 from lightrft.strategy.strategy_base import StrategyBase
@@ -96,6 +102,9 @@ class DeepspeedStrategy(StrategyBase):
                 setattr(module, name, whole(buffer, buffer.dtype) if buffer in names else buffer.to(self.device))
 
     def _initialize(self, role: nn.Module, settings: dict[str, Any], optimizer: AdamW | None = None) -> nn.Module:
+        if self.stage == 3:
+            for layer in whole_layers(hf_model_of(role)):
+                library.keep_whole(layer)
         self._engines.append(library.initialize(role, settings, optimizer, self.group_timeout))
         return self._engines[-1]
 

@@ -1,6 +1,7 @@
 """Library: what is called of DeepSpeed, which is imported here alone, when it is first needed."""
 
 import contextlib
+import inspect
 import io
 import logging
 import warnings
@@ -46,6 +47,24 @@ def initialize(role: nn.Module, settings: dict[str, Any], optimizer: Optimizer |
     group: Any = engine.data_parallel_group
     _set_pg_timeout(timeout, group)
     return engine
+
+
+def keep_whole(layer: nn.Module) -> None:
+    """Makes ZeRO-3 handle the weights of all its modules together; before `initialize`."""
+    from deepspeed.utils import set_z3_leaf_module
+
+    set_z3_leaf_module(layer, True)
+    layer.register_forward_pre_hook(_first_by_position, with_kwargs=True)
+
+
+def _first_by_position(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Inputs as DeepSpeed needs them: of one that is given by name it would not wait for the gradient."""
+    first = next(iter(inspect.signature(layer.forward).parameters))
+    if first not in kwargs:
+        return None
+    return (kwargs[first], *args), {name: value for name, value in kwargs.items() if name != first}
 
 
 def destroy(engine: Any) -> None:

@@ -3,8 +3,10 @@
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from lightrft.config import Config
+from lightrft.strategy.roles import decoder_layers
 
 REDUCE_BUCKET = 50_000_000
 """Gradients that are reduced together, in numbers. Memory for them is taken once for each role and kept: DeepSpeed's
@@ -38,6 +40,22 @@ def frozen_settings(config: Config, role: nn.Module, device_type: str) -> dict[s
     """Of a frozen role under ZeRO-3: its shards are on the host, and each layer comes to the device to compute."""
     zero = {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": device_type == "cuda"}}
     return _settings(config, zero, role)
+
+
+def whole_layers(hf_model: PreTrainedModel) -> list[nn.Module]:
+    """Decoder layers whose weights ZeRO-3 should gather at once, and whose gradients it should reduce at once.
+
+    It does so when the gradient of a layer's input is there. A layer that learns while nothing before it does, an
+    adapter's first, has no such gradient.
+    """
+    inside = set(hf_model.get_decoder().modules())
+    layers = [layer for layer in decoder_layers(hf_model) if layer in inside]
+    learning = [_learns(part) for part in (hf_model.get_input_embeddings(), *layers)]
+    return [layer for i, layer in enumerate(layers) if any(learning[: i + 1]) or not learning[i + 1]]
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _settings(config: Config, zero: dict[str, Any], role: nn.Module) -> dict[str, Any]:

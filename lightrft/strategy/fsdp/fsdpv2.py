@@ -16,7 +16,7 @@ from lightrft.models.critic import ValueHead
 from lightrft.models.loading import Kind, LoadedConfig, materialize
 from lightrft.models.scalar_head import ScalarHead
 from lightrft.models.weights import persistent_tensors
-from lightrft.strategy.roles import RoleTensors, TrainedRole, hf_model_of, stored_dtype
+from lightrft.strategy.roles import RoleTensors, TrainedRole, decoder_layers, hf_model_of, stored_dtype
 from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.gathering import cast_tensors, gather_rows
 from lightrft.strategy.utils.host_buffers import HostBuffers
@@ -193,14 +193,6 @@ class FSDPV2Strategy(StrategyBase):
         gradients = [_local(p.grad) for p in role.model.parameters() if p.grad is not None]
         moments = [_local(value) for state in role.optimizer.state.values() for _, value in _moments(state)]
         return RoleTensors(self.model_tensors(role.model), gradients, moments)
-
-
-def decoder_layers(hf_model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks that transformers says must stay whole, of towers as well; of one inside another, the outer one."""
-    names = set(hf_model._no_split_modules or ())
-    blocks = [module for module in hf_model.modules() if type(module).__name__ in names]
-    inner = {part for block in blocks for part in block.modules() if part is not block}
-    return [block for block in blocks if block not in inner]
 
 
 def _local(tensor: Tensor) -> Tensor:
