@@ -45,6 +45,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
+    "3b": {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
     "7b": {
         "vocab_size": 152064,
         "hidden_size": 3584,

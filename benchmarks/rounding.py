@@ -28,8 +28,6 @@ Waves: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines, `(1, T, D)`."""
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "3b": SIZES["1.5b"]
-    | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
     "audio-7b": SIZES["7b"]
     | {
         "vocab_size": 156032,
@@ -40,7 +38,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 32,
     },
 }
-"""Decoders of Qwen2.5-VL-3B and Qwen2-Audio-7B, all of whose prompt is text here."""
+"""The decoder of Qwen2-Audio-7B, all of whose prompt is text here; that of Qwen2.5-VL-3B is Qwen2.5-3B's."""
 STD = 0.02
 """Of the weights, as models are initialised."""
 DRAWS = 8

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import rollout, rounding, scaling, weight_sync
+from benchmarks import idle_memory, rollout, rounding, scaling, weight_sync
 from benchmarks.cases import Case, markdown, measure_case
 from benchmarks.models import SIZES, load_random, write_model
 from lightrft.models.loading import empty_model, load_tokenizer, pretrained_weights
@@ -43,9 +43,11 @@ def test_random_weights_are_those_of_the_model_and_all_different(tmp_path):
     assert load_tokenizer(str(tmp_path)).eos_token_id == 1
 
 
-@pytest.mark.parametrize("size, billions", [("0.5b", 0.494), ("1.5b", 1.544), ("7b", 7.616), ("14b", 14.770)])
+@pytest.mark.parametrize(
+    "size, billions", [("0.5b", 0.494), ("1.5b", 1.544), ("3b", 3.086), ("7b", 7.616), ("14b", 14.770)]
+)
 def test_sizes_are_those_of_qwen(tmp_path, size, billions):
-    # Parameters as their model cards state them: 0.49, 1.54, 7.61 and 14.7 billion.
+    # Parameters as their model cards state them: 0.49, 1.54, 3.09, 7.61 and 14.7 billion.
     tensors = persistent_tensors(empty_model(load_random(write_model(size, tmp_path)), "causal_lm", torch.bfloat16))
     assert sum(t.numel() for _, t in tensors) == pytest.approx(billions * 1e9, rel=1e-3)
     assert size in SIZES
@@ -66,6 +68,21 @@ def test_syncs_and_rollouts_of_each_backend_are_measured_with_one_engine(two_ran
         else:
             assert row["adapter tokens/s"] > 0 and row["bare tokens/s"] > 0
             assert row["adapter mismatch"] < 1e-5 and row["bare mismatch"] < 1e-5
+
+
+def test_memory_is_looked_at_in_each_stage_of_an_engine(two_ranks, tmp_path):
+    """On a CPU there is none to see; the stages are those of a run."""
+    args = idle_memory.parser().parse_args(["--fp32", "--disable_engine_sleep", "--rows", str(tmp_path / "row.json")])
+    two_ranks.run(idle_memory.measure, "torch", scaling.Layout(2, 1), args)
+    assert json.loads(args.rows.read_text()) == {
+        "groups joined": None,
+        "first all-reduce": None,
+        "engine asleep": None,
+        "awake": None,
+        "after a rollout": None,
+        "asleep again": None,
+        "without the actor": None,
+    }
 
 
 def test_a_sync_needs_no_optimizer(two_ranks, tmp_path):
