@@ -1,6 +1,7 @@
 """ZeRO-3 gathers and reduces a decoder layer as a whole, on two real ranks."""
 
 from contextlib import ExitStack
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from lightrft.models.actor import Actor
 from lightrft.models.collate import collate
 from lightrft.models.loading import LoadedConfig, empty_model, load_config, with_adapter
-from lightrft.strategy.deepspeed import library
+from lightrft.strategy.deepspeed import library, settings
 from lightrft.strategy.deepspeed.settings import whole_layers
 from lightrft.strategy.roles import decoder_layers, hf_model_of
 from tests import tiny_media_models, tiny_models
@@ -108,6 +109,37 @@ def test_layers_that_are_given_their_input_by_name_learn_too(two_ranks, tmp_path
     by_position = two_ranks.run(trained, folder, {}, True)
     for (expected, *_), (weights, *_) in zip(by_position, two_ranks.run(trained, folder, {}, True, True), strict=True):
         assert max((weights[name] - expected[name]).abs().max().item() for name in expected) < 5e-5
+
+
+def coming_layers(folder):
+    """Of each layer as it starts, and of the one behind it: the states of its largest matrices."""
+    found = []
+    with mock.patch.object(settings, "PREFETCH_BUCKET", 1), strategy_on("zero3", folder, **FLAGS) as strategy:
+        model = strategy.prepare_model(load_config(folder, "auto"), "causal_lm", Actor, trainable=True)
+        role = strategy.prepare_optimizer("actor", model, 1e-2, 100)
+        layers = decoder_layers(hf_model_of(model))
+        # DeepSpeed looks ahead once it has seen a pass, and has been told to note one.
+        for _ in range(3):
+            found.clear()
+            hooks = [
+                layer.register_forward_pre_hook(lambda *_, next=following: found.append(states(next)))
+                for layer, following in pairwise(layers)
+            ]
+            with torch.no_grad():
+                role.model(collate(random_samples(1), "packed"), 1.0)
+            for hook in hooks:
+                hook.remove()
+    return found
+
+
+def states(layer):
+    return {weight.ds_status.name for weight in layer.mlp.parameters()}
+
+
+def test_while_a_layer_computes_all_of_the_next_one_comes(two_ranks, tmp_path):
+    folder = save(tmp_path)
+    for found in two_ranks.run(coming_layers, folder):
+        assert len(found) == LAYERS - 1 and all(seen <= {"INFLIGHT", "AVAILABLE"} for seen in found)
 
 
 def test_a_frozen_role_is_whole_and_a_tower_is_not():

@@ -6,11 +6,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lightrft.config import Config
-from lightrft.strategy.roles import decoder_layers
+from lightrft.strategy.roles import decoder_layers, hf_model_of
 
 REDUCE_BUCKET = 50_000_000
 """Gradients that are reduced together, in numbers. Memory for them is taken once for each role and kept: DeepSpeed's
 own ten times as many cost 2 GB of a device that an engine shares. A larger weight's gradient is reduced alone."""
+
+PREFETCH_BUCKET = 50_000_000
+"""Weights that ZeRO-3 gathers ahead at least, in numbers: DeepSpeed's own."""
 
 
 def zero_stage(config: Config) -> int:
@@ -64,6 +67,8 @@ def _settings(config: Config, zero: dict[str, Any], role: nn.Module) -> dict[str
         # What is no matrix is smaller than a message is worth.
         small = [weight.ds_numel for weight in _weights(role) if len(weight.ds_shape) < 2]
         zero["stage3_param_persistence_threshold"] = max(small, default=0)
+        # While a layer computes, all of the next one should come.
+        zero["stage3_prefetch_bucket_size"] = max(PREFETCH_BUCKET, _largest_layer(hf_model_of(role)))
         zero["memory_efficient_linear"] = False
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -71,6 +76,12 @@ def _settings(config: Config, zero: dict[str, Any], role: nn.Module) -> dict[str
         "bf16": {"enabled": config.model.bf16},
         "zero_optimization": zero,
     }
+
+
+def _largest_layer(hf_model: PreTrainedModel) -> int:
+    """Numbers in the matrices of the largest layer that is gathered at once."""
+    layers = [_weights(layer) for layer in whole_layers(hf_model)]
+    return max((sum(w.ds_numel for w in layer if len(w.ds_shape) > 1) for layer in layers), default=0)
 
 
 def _weights(role: nn.Module) -> list[Any]:
