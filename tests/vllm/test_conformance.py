@@ -1,5 +1,7 @@
 """The engines' conformance suite on real vLLM, in one process."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from tests.strategy.engine_conformance import (
     GREEDY,
     CachingEngineConformance,
     Reference,
+    load,
     prompts,
 )
 from tests.vllm.engines import engine_of
@@ -51,6 +54,14 @@ class TestVLLMWithQwen2(CachingEngineConformance):
         engine.sleep()
         assert torch.cuda.mem_get_info()[0] - free > 0.95 * held > 2**30
         assert engine.device_bytes() == {"weights": 0, "kv_cache": 0}
+
+    def test_a_sync_resets_the_cache_where_requests_ran_since_the_last_one(self, engine, reference):
+        engine.generate(prompts(4), GREEDY, [[0]])
+        llm = engine.engine.llm
+        with mock.patch.object(llm, "reset_prefix_cache", wraps=llm.reset_prefix_cache) as reset:
+            load(engine, reference.model, version=2)
+            load(engine, reference.model, version=3)
+        assert reset.call_count == 1
 
     def test_bytes_on_the_device_are_those_of_the_weights_and_of_the_cache(self, engine, reference):
         """Buffers and the vocabulary's padding come on top of the weights."""

@@ -102,6 +102,7 @@ class VLLMEngine:
         self._round = WeightRound({spec.name: spec.shape for spec in specs})
         self._held = {"weights", "kv_cache"}
         self._has_values = False
+        self._has_cached = False
         self._version = -1
 
     # Weights
@@ -124,9 +125,12 @@ class VLLMEngine:
 
     def finish_weight_update(self, version: int) -> None:
         self._round.close()
-        if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM has not dropped the prefix cache of the old weights: requests are still running.")
-        self.llm.llm_engine.reset_encoder_cache()
+        if self._has_cached:
+            # vLLM goes through all its blocks one by one.
+            if not self.llm.reset_prefix_cache():
+                raise RuntimeError("vLLM has not dropped the prefix cache of the old weights: requests still run.")
+            self.llm.llm_engine.reset_encoder_cache()
+            self._has_cached = False
         self._has_values = True
         self._version = version
 
@@ -139,6 +143,8 @@ class VLLMEngine:
             # vLLM falls asleep as a whole: half asleep it would do nothing.
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.sleep(level=self.sleep_level)
+        # It drops its caches as it falls asleep.
+        self._has_cached = False
         self._held = set()
         self._has_values &= self.sleep_level == 1
 
@@ -190,6 +196,7 @@ class VLLMEngine:
         )
         self._suppression.set(params.suppressed_ids)
         inputs = [self._inputs(prompt) for prompt in prompts]
+        self._has_cached = True
         at_end = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         results = self._run(
             (engine_input, self._vllm.SamplingParams(**request_params(params, seed), output_kind=at_end))
