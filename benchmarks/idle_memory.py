@@ -87,6 +87,8 @@ def measure(engine_type: EngineType, layout: Layout, args: argparse.Namespace) -
         strategy.collectives.all_reduce(torch.ones(MIB, device=device))
         look("first all-reduce")
         engine = strategy.create_engine(load_tokenizer(pretrain))
+        look("engine created")
+        strategy.sleep_engine()
         look("engine asleep")
         loaded = load_random(pretrain)
         actor = strategy.prepare_model(loaded, "causal_lm", Actor, trainable=True)

@@ -77,6 +77,7 @@ def test_memory_is_looked_at_in_each_stage_of_an_engine(two_ranks, tmp_path):
     assert json.loads(args.rows.read_text()) == {
         "groups joined": None,
         "first all-reduce": None,
+        "engine created": None,
         "engine asleep": None,
         "awake": None,
         "after a rollout": None,

@@ -9,7 +9,7 @@ from lightrft.models.loading import LoadedConfig, load_config
 from lightrft.models.multimodal import FAMILIES
 from lightrft.strategy.engine import check_engine
 from lightrft.strategy.utils.expected_weights import check_memory_share, weight_specs
-from lightrft.strategy.vllm_utils.library import compilation_config
+from lightrft.strategy.vllm_utils.library import compilation_config, multicast_is_off
 from lightrft.strategy.vllm_utils.media import ITEMS
 from tests import tiny_media_models, tiny_models
 from tests.wide_models import wide_media_config
@@ -79,6 +79,7 @@ def test_where_multicast_is_switched_off_vllm_fuses_no_all_reduce(
 ) -> None:
     monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
     monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
-    assert compilation_config() == {}
+    assert compilation_config() == {} and not multicast_is_off()
     monkeypatch.setenv(*variable)
+    assert multicast_is_off()
     assert compilation_config() == {"pass_config": {"fuse_allreduce_rms": False}}

@@ -61,7 +61,8 @@ class TestVLLMWithQwen2(CachingEngineConformance):
         with mock.patch.object(llm, "reset_prefix_cache", wraps=llm.reset_prefix_cache) as reset:
             load(engine, reference.model, version=2)
             load(engine, reference.model, version=3)
-        assert reset.call_count == 1
+        # Awake, an engine that sleeps falls asleep for new weights, which drops its cache.
+        assert reset.call_count == (0 if self.sleep_level else 1)
 
     def test_bytes_on_the_device_are_those_of_the_weights_and_of_the_cache(self, engine, reference):
         """Buffers and the vocabulary's padding come on top of the weights."""

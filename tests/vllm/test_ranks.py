@@ -1,11 +1,11 @@
 """vLLM on two ranks: one model over both (TP 2), and a model each (TP 1)."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from lightrft.strategy.engine import ManagedEngine
 from lightrft.strategy.strategy_base import StrategyBase
 from lightrft.strategy.utils.collectives import PhaseError
 from lightrft.strategy.utils.watch import GROUP_TIMEOUT_GRACE_SECONDS
+from lightrft.strategy.vllm_utils import vllm_engine
 from lightrft.trainer import build_trainer
 from lightrft.types import GenerationOutput, PromptExample, SamplingParams, WeightBucket, WeightSpec
 from tests import tiny_models
@@ -65,15 +66,15 @@ def fresh_ranks() -> Iterator[Ranks]:
 
 def check_a_group_of_two(folder: str) -> dict[str, Any]:
     """Everything on one start of vLLM with TP 2."""
-    os.environ["NCCL_NVLS_ENABLE"] = "0"
     start_vllm()
     found: dict[str, Any] = {}
     rollout = VLLM | {"engine_tp_size": 2, "generate_max_len": 16}
     patience = {"dist_timeout_seconds": 120.0}
     with fsdp(folder, rollout=rollout, data={"prompt_max_len": 32}, strategy=patience) as strategy:
         actor = strategy.prepare_model(load_config(folder, "auto"), "causal_lm", Actor, trainable=True)
-        engine = strategy.create_engine(tiny_models.tokenizer())
-        found["fuses"] = engine.engine.llm.llm_engine.vllm_config.compilation_config.pass_config.fuse_allreduce_rms
+        with mock.patch.object(vllm_engine, "compilation_config", lambda: {"cudagraph_num_of_warmups": 3}):
+            engine = strategy.create_engine(tiny_models.tokenizer())
+        found["warmups"] = engine.engine.llm.llm_engine.vllm_config.compilation_config.cudagraph_num_of_warmups
         strategy.update_engine_weights(actor)
         found["outputs"] = generate_own_prompts(strategy)
         found["error"] = generate_too_long(strategy)
@@ -136,7 +137,7 @@ def test_one_model_over_two_ranks(folder: Path) -> None:
         results = ranks.run(check_a_group_of_two, str(folder / "model"), timeout=START_SECONDS)
     for rank, found in enumerate(results):
         check_outputs(own_prompts(rank), found["outputs"])
-        assert found["fuses"] is False
+        assert found["warmups"] == 3
         assert "45 + 8 tokens, context 48" in found["error"]
         check_fused(rank, found["fused"])
     assert [found["changed"] for found in results] == [[], [f"{LAYER}self_attn.v_proj.weight"]]

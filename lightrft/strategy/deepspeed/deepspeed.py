@@ -103,8 +103,7 @@ class DeepspeedStrategy(StrategyBase):
 
     def _initialize(self, role: nn.Module, settings: dict[str, Any], optimizer: AdamW | None = None) -> nn.Module:
         if self.stage == 3:
-            for layer in whole_layers(hf_model_of(role)):
-                library.keep_whole(layer)
+            library.keep_whole(role, whole_layers(hf_model_of(role)))
         self._engines.append(library.initialize(role, settings, optimizer, self.group_timeout))
         return self._engines[-1]
 

@@ -49,12 +49,31 @@ def initialize(role: nn.Module, settings: dict[str, Any], optimizer: Optimizer |
     return engine
 
 
-def keep_whole(layer: nn.Module) -> None:
-    """Makes ZeRO-3 handle the weights of all its modules together; before `initialize`."""
+def keep_whole(role: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Makes ZeRO-3 handle the weights of all modules of a layer together; before `initialize`.
+
+    The role's forward raises NotImplementedError where one that learns runs more than once.
+    """
     from deepspeed.utils import set_z3_leaf_module
 
-    set_z3_leaf_module(layer, True)
-    layer.register_forward_pre_hook(_first_by_position, with_kwargs=True)
+    learning = {layer for layer in layers if any(parameter.requires_grad for parameter in layer.parameters())}
+    seen: set[nn.Module] = set()
+
+    def enter(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        # What is recomputed runs again, inside a backward pass.
+        if layer in learning and torch._C._current_graph_task_id() == -1:
+            if layer in seen:
+                raise NotImplementedError(
+                    f"ZeRO-3 reduces a layer's gradients once a pass, and this model runs one of its layers, a "
+                    f"{type(layer).__name__}, more than once. Set --fsdp or --zero_stage 2."
+                )
+            seen.add(layer)
+        return _first_by_position(layer, args, kwargs)
+
+    role.register_forward_pre_hook(lambda *_: seen.clear())
+    for layer in layers:
+        set_z3_leaf_module(layer, True)
+        layer.register_forward_pre_hook(enter, with_kwargs=True)
 
 
 def _first_by_position(

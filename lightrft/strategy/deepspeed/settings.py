@@ -1,5 +1,6 @@
 """Settings: what DeepSpeed is told of a role."""
 
+from collections import Counter
 from typing import Any
 
 from torch import nn
@@ -49,12 +50,17 @@ def whole_layers(hf_model: PreTrainedModel) -> list[nn.Module]:
     """Decoder layers whose weights ZeRO-3 should gather at once, and whose gradients it should reduce at once.
 
     It does so when the gradient of a layer's input is there. A layer that learns while nothing before it does, an
-    adapter's first, has no such gradient.
+    adapter's first, has no such gradient. Weights that layers share have theirs when the first of these layers has.
     """
     inside = set(hf_model.get_decoder().modules())
     layers = [layer for layer in decoder_layers(hf_model) if layer in inside]
+    times = Counter(parameter for layer in layers for parameter in layer.parameters())
     learning = [_learns(part) for part in (hf_model.get_input_embeddings(), *layers)]
-    return [layer for i, layer in enumerate(layers) if any(learning[: i + 1]) or not learning[i + 1]]
+    return [
+        layer
+        for i, layer in enumerate(layers)
+        if (any(learning[: i + 1]) or not learning[i + 1]) and all(times[p] == 1 for p in layer.parameters())
+    ]
 
 
 def _learns(module: nn.Module) -> bool:

@@ -16,19 +16,26 @@ def import_vllm() -> Any:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # FlashInfer's sampler takes no seeds, and compiles for a minute at the first start on a machine.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if multicast_is_off():
+        os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
+        os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
     import vllm  # pyright: ignore[reportMissingImports]
 
     return vllm
 
 
-def compilation_config() -> dict[str, Any]:
-    """In what vLLM should compile otherwise than by itself.
+def multicast_is_off() -> bool:
+    """Whether the user has switched NVLink multicast off.
 
-    Its fusion of an all-reduce with a norm takes NVLink multicast also where the user has switched that off, and its
-    kernel ends in an illegal memory access there.
+    FlashInfer, by which vLLM reduces over GPUs of one host, takes it all the same, and its kernel ends in an illegal
+    memory access then.
     """
-    off = os.environ.get("NCCL_NVLS_ENABLE") == "0" or os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") == "1"
-    return {"pass_config": {"fuse_allreduce_rms": False}} if off else {}
+    return os.environ.get("NCCL_NVLS_ENABLE") == "0" or os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") == "1"
+
+
+def compilation_config() -> dict[str, Any]:
+    """What vLLM is told to compile otherwise than it would."""
+    return {"pass_config": {"fuse_allreduce_rms": False}} if multicast_is_off() else {}
 
 
 def argument_names() -> set[str]:
