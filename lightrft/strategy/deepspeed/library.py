@@ -80,10 +80,10 @@ def _first_by_position(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Inputs as DeepSpeed needs them: of one that is given by name it would not wait for the gradient."""
-    first = next(iter(inspect.signature(layer.forward).parameters))
-    if first not in kwargs:
+    if args:
         return None
-    return (kwargs[first], *args), {name: value for name, value in kwargs.items() if name != first}
+    first = next(iter(inspect.signature(layer.forward).parameters))
+    return (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
 
 
 def destroy(engine: Any) -> None:
