@@ -90,6 +90,6 @@ def _largest_layer(hf_model: PreTrainedModel) -> int:
     return max((sum(w.ds_numel for w in layer if len(w.ds_shape) > 1) for layer in layers), default=0)
 
 
-def _weights(role: nn.Module) -> list[Any]:
+def _weights(module: nn.Module) -> list[Any]:
     """With what DeepSpeed has noted at them."""
-    return list(role.parameters())
+    return list(module.parameters())
