@@ -1,6 +1,8 @@
-"""PhaseClock: which phase of a step is running, for the display, for `time/*` and for the memory ledger."""
+"""PhaseClock: which phase of a step is running, for the display, `time/*`, the memory ledger and a profile."""
 
 import time
+
+from torch.profiler import record_function
 
 from lightrft.utils.memory_ledger import MemoryLedger, PhaseMemory
 from lightrft.utils.progress import ProgressDisplay
@@ -12,11 +14,14 @@ class PhaseClock:
     def __init__(self, progress: ProgressDisplay, ledger: MemoryLedger) -> None:
         self.progress = progress
         self.ledger = ledger
+        self._traced: record_function | None = None
 
     def __call__(self, name: str) -> None:
         now = time.perf_counter()
-        self.ledger.end(now)
+        self._end(now)
         self.ledger.begin(name, now)
+        self._traced = record_function(f"phase/{name}")
+        self._traced.__enter__()
         self.progress.phase(name)
 
     def observe(self, event: str) -> None:
@@ -25,8 +30,14 @@ class PhaseClock:
 
     def collect(self) -> list[PhaseMemory]:
         """Each phase since the last call; the running phase ends."""
-        self.ledger.end(time.perf_counter())
+        self._end(time.perf_counter())
         return self.ledger.collect()
+
+    def _end(self, now: float) -> None:
+        self.ledger.end(now)
+        if self._traced is not None:
+            self._traced.__exit__(None, None, None)
+            self._traced = None
 
 
 def phase_seconds(records: list[PhaseMemory]) -> dict[str, float]:

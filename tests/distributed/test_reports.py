@@ -63,6 +63,7 @@ def test_chosen_steps_leave_a_trace_of_each_rank_and_the_same_numbers(two_ranks,
     for path in paths:
         names = {event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
         assert {"gloo:all_reduce", "FSDP::all_gather", "aten::embedding"} <= names
+        assert {f"phase/{name}" for name in ("generate", "actor", "train", "sync")} <= names
     for metric in ("train/policy_loss", "train/grad_norm", "reward/mean"):
         assert [line.get(metric) for line in traced] == [line.get(metric) for line in plain]
 
