@@ -1,6 +1,7 @@
 """What a script tells torchrun."""
 
 import faulthandler
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -14,7 +15,7 @@ R = TypeVar("R")
 def record(main: Callable[P, R]) -> Callable[P, R]:
     """torch's `record`, which tells torchrun of the first error, but for the import of torch: an error's alone.
 
-    So --help and wrong flags are answered without torch.
+    So --help and wrong flags are answered without torch. The process should end where `main` does.
     """
 
     @wraps(main)
@@ -27,6 +28,9 @@ def record(main: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             _record(error)
             raise
+        finally:
+            # The process ends: what it leaves is not looked through once more.
+            gc.freeze()
 
     return recorded
 
