@@ -18,8 +18,8 @@ Bytes: TypeAlias = dict[str, int]
 
 CONTEXT_BYTES = 600 * 2**20
 """CUDA's context and kernels, and workspaces of its libraries."""
-LOGIT_COPIES = 12
-"""Bytes for each logit of a chunk: in fp32 log-probs, their exponentials and a product of both, or three gradients."""
+LOGIT_COPIES = 8
+"""Bytes for each logit of a chunk: in fp32 the logit and its log-prob, or log-prob and probability."""
 GATHERED_LAYERS = 3
 """Layers of gathered weights that FSDP2 has at a time: one computes, one is on its way, one is being copied out."""
 ZERO3_LIVE_PARAMETERS = 10**9
@@ -286,8 +286,15 @@ class Plan:
         trains_root = model.learned == model.total
         head = itemsize * model.vocabulary * model.hidden * trains_root
         root = itemsize * model.root * trains_root
+        # The LM head adds up the gradient of its input in fp32.
+        of_hidden = (FP32 + itemsize) * model.hidden * self.response_tokens if model.vocabulary else 0
         return [
-            {"activations": saved, "logits": self._logits(model), "gathered weights": gathered, "reductions": 2 * head},
+            {
+                "activations": saved + of_hidden,
+                "logits": self._logits(model),
+                "gathered weights": gathered,
+                "reductions": head,
+            },
             {
                 "activations": saved + scratch,
                 "gathered weights": gathered,

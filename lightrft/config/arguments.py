@@ -99,7 +99,7 @@ class ModelConfig:
     """Recompute each decoder layer in the backward pass instead of keeping its activations."""
     packing: Packing = "auto"
     """Layout of a micro-batch: one row without padding, right-padded rows, or packed where ragged attention runs."""
-    chunk_size: int = 128
+    chunk_size: int = 192
     """Response tokens whose logits exist at the same time in the actor's head."""
     lora_rank: int = 0
     """Rank of an adapter (LoRA) on the actor's linear layers, which alone learns; 0 trains all weights."""
@@ -451,7 +451,7 @@ class ReportConfig:
     wandb_org: str | None = None
     """Team or user that the project belongs to; unset: the login's own."""
     profile_steps: str | None = None
-    """Steps such as 3,4 of which each rank writes a torch profiler trace, to `profile` in --save_path."""
+    """Steps such as 3,4 of which each rank writes a torch profiler trace, with phases, to `profile` in --save_path."""
     memory_snapshot_steps: str | None = None
     """Steps such as 3,4 of which each rank writes a snapshot of its GPU memory, to `profile` in --save_path."""
     print_memory_ledger: bool = False

@@ -25,7 +25,7 @@ class Actor(nn.Module):
     def __init__(
         self,
         model: PreTrainedModel,
-        chunk_size: int = 128,
+        chunk_size: int = 192,
         entropy_grad: bool = False,
         suppressed_ids: Sequence[int] = (),
     ) -> None:

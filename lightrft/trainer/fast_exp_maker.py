@@ -140,8 +140,11 @@ class FastExperienceMaker:
         results: dict[int, Tensor] = {}
         for micro, indices, _ in self.micro_batches(samples, plan):
             with torch.no_grad(), self.strategy.waiting(f"{name} forward"):
-                scores = score(model, micro)
-            results |= dict(zip(indices, [s.cpu() for s in scores[: len(indices)]], strict=True))
+                scores = score(model, micro)[: len(indices)]
+            if scores:
+                # One copy off the device for all of them.
+                columns = torch.cat(scores, -1).cpu().split([s.shape[-1] for s in scores], -1)
+                results |= dict(zip(indices, [column.clone() for column in columns], strict=True))
         self.phase.observe("scored")
         return [results[i] for i in range(len(samples))]
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import idle_memory, rollout, rounding, scaling, weight_sync
+from benchmarks import head, idle_memory, rollout, rounding, scaling, weight_sync
 from benchmarks.cases import Case, markdown, measure_case
 from benchmarks.models import SIZES, load_random, write_model
 from lightrft.models.loading import empty_model, load_tokenizer, pretrained_weights
@@ -132,3 +132,11 @@ def test_two_ways_to_round_are_as_far_apart_as_each_is_from_fp32():
     distances = [float(row[name] or 0) for name in ("HF - fp32", "kernels - fp32", "kernels - HF")]
     assert all(1e-4 < distance < 1e-2 for distance in distances)
     assert max(distances) < 3 * min(distances)
+
+
+def test_the_head_s_table_has_a_row_of_seconds_and_of_rounding():
+    args = head.parser().parse_args(["--tokens", "64", "--repeats", "1"])
+    row = head.measure("tiny", 16, args)
+    assert float(row["forward ms"] or 0) > 0 and float(row["forward and backward ms"] or 0) > 0
+    # bf16 has 8 bits, and the gradient is rounded once.
+    assert 1e-3 < float(row["rounding"] or 0) < 4e-3
