@@ -56,13 +56,16 @@ def measure(size: str, chunk_size: int, args: argparse.Namespace) -> Row:
             log_probs(hidden, weight)
 
     def learn() -> None:
-        hidden.grad = weight.grad = None
         (log_probs(hidden, weight) * factors).sum().backward()
 
     row: Row = {"size": size, "chunk": str(chunk_size)}
     for name, work in (("forward", score), ("forward and backward", learn)):
         once(work, device)
-        times, sizes = zip(*(once(work, device) for _ in range(args.repeats)), strict=True)
+        measured = []
+        for _ in range(args.repeats):
+            hidden.grad = weight.grad = None
+            measured.append(once(work, device))
+        times, sizes = zip(*measured, strict=True)
         row |= {f"{name} ms": 1000 * median(times), f"{name}, extra MiB": sizes[0]}
     wide = hidden.detach().float(), weight.detach().float().requires_grad_()
     (log_probs(*wide) * factors).sum().backward()

@@ -29,7 +29,7 @@ def token_log_probs(
     of the vocabulary exist at a time, twice in fp32: as many as `chunk_size` tokens have over all of it, or for 64 of
     its columns where these are more. The backward pass makes them again, and has no derivative. The values are the same
     to the bit with and without gradients. No token at all gives empty results whose backward pass reaches `hidden` and
-    `weight`.
+    `weight`. A target outside of the vocabulary has the log-probability NaN.
 
     Args:
         with_entropy_grad: Whether the entropies carry a gradient.
@@ -48,22 +48,35 @@ class _Head(NamedTuple):
     suppressed: Float32[Tensor, "vocabulary"] | None
     """-inf for suppressed ids, 0 for others."""
 
-    def parts(self, num_tokens: int, chunk_size: int) -> Iterator[slice]:
+    def parts(self, target_ids: Int[Tensor, "tokens"], chunk_size: int) -> Iterator["_Part"]:
         """The vocabulary in parts. They are those of both passes, whose logits are then the same to the bit."""
         vocabulary = width = len(self.weight)
-        if num_tokens > chunk_size:
-            width = max(vocabulary * chunk_size // num_tokens // ALIGNMENT, 1) * ALIGNMENT
-        return (slice(start, start + width) for start in range(0, vocabulary, width))
+        if len(target_ids) > chunk_size:
+            width = max(vocabulary * chunk_size // len(target_ids) // ALIGNMENT, 1) * ALIGNMENT
+        columns = target_ids.remainder(width)[:, None]
+        parts = target_ids.div(width, rounding_mode="floor").masked_fill_(target_ids >= vocabulary, -1)
+        for k, start in enumerate(range(0, vocabulary, width)):
+            rest = vocabulary - start
+            inside = columns if width <= rest else columns.clamp(max=rest - 1)
+            yield _Part(slice(start, start + width), inside, parts == k)
 
-    def logits(self, hidden: Float[Tensor, "tokens hidden"], part: slice) -> Float32[Tensor, "tokens part"]:
-        logits = F.linear(hidden, self.weight[part], None if self.bias is None else self.bias[part]).float()
+    def logits(self, hidden: Float[Tensor, "tokens hidden"], rows: slice) -> Float32[Tensor, "tokens part"]:
+        logits = F.linear(hidden, self.weight[rows], None if self.bias is None else self.bias[rows]).float()
         if self.temperature != 1:
             logits.div_(self.temperature)
-        return logits if self.suppressed is None else logits.add_(self.suppressed[part])
+        return logits if self.suppressed is None else logits.add_(self.suppressed[rows])
 
-    def finite(self, values: Float32[Tensor, "tokens part"], part: slice) -> Float32[Tensor, "tokens part"]:
+    def finite(self, values: Float32[Tensor, "tokens part"], rows: slice) -> Float32[Tensor, "tokens part"]:
         """In place. What is suppressed has the probability 0, and 0 * -inf would be NaN."""
-        return values if self.suppressed is None else values.masked_fill_(self.suppressed[part] < 0, 0.0)
+        return values if self.suppressed is None else values.masked_fill_(self.suppressed[rows] < 0, 0.0)
+
+
+class _Part(NamedTuple):
+    rows: slice
+    """Of the weight."""
+    columns: Int[Tensor, "tokens 1"]
+    """Of each token's target in the part's logits, or any one where the target is elsewhere."""
+    has_target: Bool[Tensor, "tokens"]
 
 
 class _Kept(NamedTuple):
@@ -73,7 +86,8 @@ class _Kept(NamedTuple):
     """Largest logits."""
     sums: Float32[Tensor, "tokens"]
     """Of exp(logit - top). Apart from the top, so that 1 - p of a likely token keeps its digits."""
-    entropies: Float32[Tensor, "tokens"]
+    entropies: Float32[Tensor, "tokens"] | None
+    """Where they carry a gradient."""
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -97,13 +111,16 @@ class _TokenLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         suppressed = None
         if suppressed_ids is not None:
-            suppressed = torch.zeros(len(weight), device=weight.device).index_fill_(0, suppressed_ids, float("-inf"))
-        log_probs, kept = _scored(_Head(weight, bias, temperature, suppressed), hidden, target_ids, chunk_size)
+            suppressed = torch.zeros(len(weight), dtype=torch.float32, device=weight.device)
+            suppressed.index_fill_(0, suppressed_ids, float("-inf"))
+        head = _Head(weight, bias, temperature, suppressed)
+        log_probs, entropies, tops, sums = _scored(head, hidden, target_ids, chunk_size)
+        kept = _Kept(tops, sums, entropies if with_entropy_grad else None)
         ctx.save_for_backward(hidden, weight, bias, target_ids, suppressed, *kept)
-        ctx.temperature, ctx.chunk_size, ctx.with_entropy_grad = temperature, chunk_size, with_entropy_grad
+        ctx.temperature, ctx.chunk_size = temperature, chunk_size
         if not with_entropy_grad:
-            ctx.mark_non_differentiable(kept.entropies)
-        return log_probs, kept.entropies
+            ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
 
     @staticmethod
     @once_differentiable
@@ -114,16 +131,16 @@ class _TokenLogProbs(torch.autograd.Function):
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32) if hidden_learns else None
         weight_grad = torch.empty_like(weight) if weight_learns else None
         bias_grad = torch.empty_like(bias) if bias_learns else None
-        grads = log_prob_grads / ctx.temperature, entropy_grads / ctx.temperature if ctx.with_entropy_grad else None
-        for part in head.parts(len(hidden), ctx.chunk_size):
-            logit_grads = _logit_grads(head, hidden, target_ids, part, kept, *grads)
+        log_prob_grads, entropy_grads = log_prob_grads / ctx.temperature, entropy_grads / ctx.temperature
+        for part in head.parts(target_ids, ctx.chunk_size):
+            logit_grads = _logit_grads(head, hidden, target_ids, part, kept, log_prob_grads, entropy_grads)
             if bias_grad is not None:
-                bias_grad[part] = logit_grads.sum(0)
+                bias_grad[part.rows] = logit_grads.sum(0)
             logit_grads = logit_grads.to(hidden.dtype)
             if hidden_grad is not None:
-                hidden_grad += logit_grads @ weight[part]
+                hidden_grad += logit_grads @ weight[part.rows]
             if weight_grad is not None:
-                torch.mm(logit_grads.T, hidden, out=weight_grad[part])
+                torch.mm(logit_grads.T, hidden, out=weight_grad[part.rows])
             del logit_grads
         hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden.dtype)
         return hidden_grad, weight_grad, bias_grad, None, None, None, None, None
@@ -131,55 +148,46 @@ class _TokenLogProbs(torch.autograd.Function):
 
 def _scored(
     head: _Head, hidden: Float[Tensor, "tokens hidden"], target_ids: Int[Tensor, "tokens"], chunk_size: int
-) -> tuple[Float32[Tensor, "tokens"], _Kept]:
-    """Log-probs, by one pass over the parts, with sums that are relative to the largest logit so far."""
-    tops = torch.full_like(target_ids, torch.finfo(torch.float32).min, dtype=torch.float32)
-    sums, products, at_target = torch.zeros(3, len(tops), device=tops.device)
-    for part in head.parts(len(hidden), chunk_size):
-        logits = head.logits(hidden, part)
-        columns, is_inside = _columns(target_ids, part, logits.shape[1])
-        at_target = torch.where(is_inside, logits.gather(-1, columns).squeeze(-1), at_target)
+) -> tuple[Float32[Tensor, "tokens"], ...]:
+    """Log-probs, entropies, largest logits and sums, by one pass with sums relative to the largest logit so far."""
+    # Half of it, so that the distance to another logit is finite.
+    tops = torch.full_like(target_ids, torch.finfo(torch.float32).min / 2, dtype=torch.float32)
+    sums, products, at_target = torch.zeros_like(tops), torch.zeros_like(tops), torch.full_like(tops, float("nan"))
+    for part in head.parts(target_ids, chunk_size):
+        logits = head.logits(hidden, part.rows)
+        at_target = torch.where(part.has_target, logits.gather(-1, part.columns).squeeze(-1), at_target)
         earlier_tops, tops = tops, torch.maximum(tops, logits.amax(-1))
         shift = earlier_tops - tops
         shrink = shift.exp()
         logits.sub_(tops[:, None])
         exps = logits.exp()
-        products = (products + shift * sums) * shrink
-        sums = sums * shrink + exps.sum(-1)
-        products += exps.mul_(head.finite(logits, part)).sum(-1)
+        earlier_products = torch.addcmul(products, shift, sums)
+        sums = torch.addcmul(exps.sum(-1), sums, shrink)
+        products = torch.addcmul(exps.mul_(head.finite(logits, part.rows)).sum(-1), earlier_products, shrink)
         del logits, exps
     log_sums = sums.log()
-    return at_target - tops - log_sums, _Kept(tops, sums, log_sums - products / sums)
+    return at_target - tops - log_sums, log_sums - products / sums, tops, sums
 
 
 def _logit_grads(
     head: _Head,
     hidden: Float[Tensor, "tokens hidden"],
     target_ids: Int[Tensor, "tokens"],
-    part: slice,
+    part: _Part,
     kept: _Kept,
     log_prob_grads: Float32[Tensor, "tokens"],
-    entropy_grads: Float32[Tensor, "tokens"] | None,
+    entropy_grads: Float32[Tensor, "tokens"],
 ) -> Float32[Tensor, "tokens part"]:
     """d log p_t / d z_i = [i = t] - p_i, and d H / d z_i = -p_i (log p_i + H); both are divided by the temperature."""
-    relative = head.logits(hidden, part).sub_(kept.tops[:, None])
+    relative = head.logits(hidden, part.rows).sub_(kept.tops[:, None])
     of_exps = (log_prob_grads / -kept.sums)[:, None]
-    if entropy_grads is None:
+    if kept.entropies is None:
         logit_grads = relative.exp_().mul_(of_exps)
     else:
         logit_grads = relative.exp()
-        log_prob_and_entropy = head.finite(relative, part).add_((kept.entropies - kept.sums.log())[:, None])
+        log_prob_and_entropy = head.finite(relative, part.rows).add_((kept.entropies - kept.sums.log())[:, None])
         logit_grads.mul_(log_prob_and_entropy.mul_((entropy_grads / -kept.sums)[:, None]).add_(of_exps))
-    columns, is_inside = _columns(target_ids, part, logit_grads.shape[1])
+    of_target = log_prob_grads * part.has_target
     if head.suppressed is not None:
-        is_inside &= head.suppressed[target_ids] == 0
-    return logit_grads.scatter_add_(-1, columns, (log_prob_grads * is_inside)[:, None])
-
-
-def _columns(
-    target_ids: Int[Tensor, "tokens"], part: slice, width: int
-) -> tuple[Int[Tensor, "tokens 1"], Bool[Tensor, "tokens"]]:
-    """Targets' places in a part of the vocabulary, and whether they are there; some place where they are not."""
-    places = target_ids - part.start
-    columns = places.clamp(0, width - 1)
-    return columns[:, None], places == columns
+        of_target.masked_fill_(head.suppressed[target_ids] < 0, 0.0)
+    return logit_grads.scatter_add_(-1, part.columns, of_target[:, None])

@@ -15,7 +15,8 @@ R = TypeVar("R")
 def record(main: Callable[P, R]) -> Callable[P, R]:
     """torch's `record`, which tells torchrun of the first error, but for the import of torch: an error's alone.
 
-    So --help and wrong flags are answered without torch. The process should end where `main` does.
+    So --help and wrong flags are answered without torch. The process should end where `main` does: what
+    it leaves in cycles is not finalized, so files are to be closed.
     """
 
     @wraps(main)

@@ -237,7 +237,17 @@ def test_outputs_own_their_memory():
     log_probs, entropy = token_log_probs(hidden, weight, target_ids, 1.0, 3)
     assert log_probs._base is None and entropy._base is None
     assert log_probs.untyped_storage().nbytes() == 4 * N
-    log_probs.mul_(2).sum().backward()
+    (log_probs.mul_(2) + entropy.mul_(2)).sum().backward()
+
+
+def test_a_target_outside_of_the_vocabulary_is_no_number():
+    """A wrong label must not train quietly."""
+    hidden, weight = torch.randn(N, 4), torch.randn(130, 4)
+    for wrong in (-100, -1, 130, 191, 1000):
+        for chunk_size in (1, N):
+            target_ids = torch.tensor([0] * (N - 1) + [wrong])
+            log_probs, _ = token_log_probs(hidden, weight, target_ids, 1.0, chunk_size)
+            assert log_probs[:-1].isfinite().all() and log_probs[-1].isnan()
 
 
 def test_a_suppressed_target_teaches_nothing_of_its_own_row():
