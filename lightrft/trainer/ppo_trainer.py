@@ -30,7 +30,7 @@ from lightrft.trainer.setup import (
     with_reward_name,
 )
 from lightrft.types import Experience, PromptExample
-from lightrft.utils.garbage import kept_from_collector
+from lightrft.utils.garbage import full_collections_by_step
 from lightrft.utils.logging import get_logger
 from lightrft.utils.means import Means
 from lightrft.utils.memory_ledger import ledger_metrics, ledger_table
@@ -127,7 +127,7 @@ class PPOTrainer(ABC):
     def train(self) -> dict[str, float]:
         """All steps that are left, with evaluation before the first, after the last one and in between."""
         self.start()
-        with kept_from_collector(), StopSignals() as signals:
+        with full_collections_by_step() as collect_garbage, StopSignals() as signals:
             for step, rows in enumerate(islice(self.sampler, self.num_steps - self.step), start=self.step + 1):
                 started = time.perf_counter()
                 with self.profiler.step(step):
@@ -137,6 +137,7 @@ class PPOTrainer(ABC):
                 self.log(step, metrics | self.checkpointer.metrics())
                 self.phases.progress.step(step, metrics)
                 self.end_step(step, metrics)
+                collect_garbage(step)
                 self.agree_to_stop(signals)
                 self.save_checkpoint(metrics)
                 if self.is_over:

@@ -25,7 +25,7 @@ from lightrft.trainer.reward_model_setup import (
     check_pair_inputs,
     tokens_of,
 )
-from lightrft.utils.garbage import kept_from_collector
+from lightrft.utils.garbage import full_collections_by_step
 from lightrft.utils.means import Means, merged_means
 from lightrft.utils.memory_ledger import ledger_metrics, ledger_table
 from lightrft.utils.signals import StopSignals
@@ -88,7 +88,7 @@ class RewardModelTrainer:
     def train(self) -> None:
         """All steps that are left, with evaluation before the first, after the last one and in between."""
         self.start()
-        with kept_from_collector(), StopSignals() as signals:
+        with full_collections_by_step() as collect_garbage, StopSignals() as signals:
             for step, rows in enumerate(islice(self.sampler, self.num_steps - self.step), start=self.step + 1):
                 started = time.perf_counter()
                 with self.profiler.step(step):
@@ -97,6 +97,7 @@ class RewardModelTrainer:
                 metrics |= self.evaluate() | self.phase_metrics()
                 self.log(metrics | self.checkpointer.metrics())
                 self.phases.progress.step(step, metrics)
+                collect_garbage(step)
                 self.agree_to_stop(signals)
                 self.save_checkpoint(metrics)
                 if self.stopped_by:

@@ -1,22 +1,31 @@
-"""Garbage: what Python's collector need not look through."""
+"""Garbage: when Python's collector looks through everything."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+STEPS = 100
+"""Between two looks through everything."""
+NEVER = 2**31 - 1
+"""The largest threshold."""
 
 
 @contextmanager
-def kept_from_collector() -> Iterator[None]:
-    """What is alive at its start is not looked through for garbage inside; what comes later is.
+def full_collections_by_step() -> Iterator[Callable[[int], None]]:
+    """Inside, only young objects are looked through for garbage by themselves, and all of them by what this gives.
 
     Models, engines and their code are some hundred thousand objects, which take the collector tenths of a second every
-    few steps: on each rank at another time, for which all others wait. At the end everything is looked through again,
-    what was frozen before as well.
+    few steps: on each rank at another time, for which all others wait. Called with the number of each step, it looks
+    through everything after every hundredth, on all ranks at once.
     """
-    gc.collect()
-    gc.freeze()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, NEVER)
+
+    def collect(step: int) -> None:
+        if step % STEPS == 0:
+            gc.collect()
+
     try:
-        yield
+        yield collect
     finally:
-        # A trainer that is dropped is garbage like everything else.
-        gc.unfreeze()
+        gc.set_threshold(young, middle, old)

@@ -1,7 +1,6 @@
 """What a script tells torchrun."""
 
 import faulthandler
-import gc
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -15,8 +14,7 @@ R = TypeVar("R")
 def record(main: Callable[P, R]) -> Callable[P, R]:
     """torch's `record`, which tells torchrun of the first error, but for the import of torch: an error's alone.
 
-    So --help and wrong flags are answered without torch. The process should end where `main` does: what
-    it leaves in cycles is not finalized, so files are to be closed.
+    So --help and wrong flags are answered without torch.
     """
 
     @wraps(main)
@@ -29,9 +27,6 @@ def record(main: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             _record(error)
             raise
-        finally:
-            # The process ends: what it leaves is not looked through once more.
-            gc.freeze()
 
     return recorded
 

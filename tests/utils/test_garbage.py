@@ -1,42 +1,60 @@
-"""What the collector of garbage looks through while a run trains."""
+"""What the collector of garbage looks through while a run trains, and when."""
 
-import subprocess
-import sys
+import gc
+import weakref
 
-SCRIPT = """
-import gc, weakref
-from lightrft.utils.garbage import kept_from_collector
+import pytest
 
-class Node: pass
+from lightrft.utils.garbage import STEPS, full_collections_by_step
 
-def cycle():
+
+class Node:
+    itself: "Node"
+
+
+def old_cycle() -> weakref.ref:
+    """Garbage that has survived two looks at younger objects."""
     node = Node()
     node.itself = node
+    gc.collect(1)
     return weakref.ref(node)
 
-def is_alive(ref):
-    gc.collect()
-    return ref() is not None
 
-earlier = [[] for _ in range(50_000)]
-dropped = cycle()
-try:
-    with kept_from_collector():
+def make_many_objects() -> None:
+    """So many that everything is looked through several times, by the default thresholds."""
+    kept = [[] for _ in range(200)]
+    for _ in range(2000):
+        kept.append([[] for _ in range(500)])
+    assert kept
+
+
+def full_collections() -> int:
+    return gc.get_stats()[2]["collections"]
+
+
+def test_everything_is_looked_through_after_each_hundredth_step_alone():
+    thresholds = gc.get_threshold()
+    with full_collections_by_step() as collect:
+        before = full_collections()
+        make_many_objects()
+        collect(STEPS - 1)
+        dropped = old_cycle()
+        assert full_collections() == before
+        assert dropped() is not None
+        collect(STEPS)
+        assert full_collections() == before + 1
         assert dropped() is None
-        assert len(gc.get_objects()) < 1000 and gc.get_freeze_count() > 50_000
-        assert not is_alive(cycle())
+    assert gc.get_threshold() == thresholds
+
+
+def test_young_garbage_goes_at_once_and_thresholds_come_back_after_an_error():
+    thresholds = gc.get_threshold()
+    with pytest.raises(KeyError), full_collections_by_step():
         node = Node()
-        with_node = weakref.ref(node)
-        node.itself, inside = node, [node]
+        node.itself = node
+        ref = weakref.ref(node)
+        del node
+        make_many_objects()
+        assert ref() is None
         raise KeyError
-except KeyError:
-    pass
-assert gc.get_freeze_count() == 0 and len(gc.get_objects()) > 50_000
-del node, inside
-assert not is_alive(with_node)
-"""
-
-
-def test_what_is_alive_when_it_starts_is_out_of_sight_until_it_ends():
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert gc.get_threshold() == thresholds
