@@ -80,7 +80,8 @@ def test_layers_as_a_whole_learn_the_same(two_ranks, tmp_path, name):
     """A layer whose input has no gradient keeps its hooks: DeepSpeed would reduce its gradients before they are there.
 
     Without hooks in between, autograd sums the gradients of q, k and v in another order. A gradient that is lost or
-    counted twice moves weights by the learning rate, 0.01.
+    counted twice moves weights by the learning rate, 0.01. That of a key's bias is all but 0, and Adam makes such noise
+    as large as any gradient.
     """
     folder = save(tmp_path)
     for apart, together in zip(
@@ -90,7 +91,9 @@ def test_layers_as_a_whole_learn_the_same(two_ranks, tmp_path, name):
     ):
         assert apart[1] == [False] * LAYERS and together[1] == [name == "plain", True, True]
         assert apart[0].keys() == together[0].keys()
-        assert max((together[0][weight] - apart[0][weight]).abs().max().item() for weight in apart[0]) < 5e-5
+        for weight, values in apart[0].items():
+            bound = 1e-3 if weight.endswith("k_proj.bias") else 5e-5
+            assert (together[0][weight] - values).abs().max() < bound, weight
 
 
 def test_a_forward_fetches_a_layers_weights_once(two_ranks, tmp_path):
